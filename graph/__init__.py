@@ -1,0 +1,1 @@
+"""The intermediate representation: values, operations, blocks, regions, types, and their text form."""

@@ -1,0 +1,1 @@
+"""What operators mean: one file per family, one place per operator."""

@@ -1,0 +1,1 @@
+"""Rewrites of a module, and the manager that runs, checks and times them."""

@@ -1,0 +1,1 @@
+"""The commands of tilewright: one small click command per file, each also a script."""
