@@ -1,0 +1,143 @@
+"""The command line: finds a command by name, imports only that one, and turns errors into exit codes.
+
+Exit codes: 0 done, 1 the answer is no (parity failed, check failed), 2 bad input or usage, 130 interrupted,
+141 the reader of our output went away. `TILEWRIGHT_DEBUG=1` shows an error's traceback, not its message.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import click
+
+import tilewright
+
+DONE, BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 0, 2, 130, 141
+
+
+class CommandEntry(NamedTuple):
+    """Where a command lives (`module:function` below tilewright.tools) and its line in the list."""
+
+    target: str
+    summary: str
+
+
+# A static table, so that `tilewright --version` and `--help` import no command.
+COMMANDS = {
+    "diff": CommandEntry("diff:diff", "Show what differs between two models, or two steps of a trace."),
+    "inspect": CommandEntry(
+        "inspect_model:inspect_model", "Inputs, outputs, operators, parameters, FLOPs, size."
+    ),
+    "ir": CommandEntry("ir:ir", "Print a model as text, after passes too, or why a rule did not apply."),
+    "optimize": CommandEntry("optimize:optimize", "Write a smaller, cleaner model and check that it agrees."),
+    "parity": CommandEntry("parity:parity", "Check that a model, or two models, compute the same."),
+    "run": CommandEntry("run:run", "Run a model on given or random inputs."),
+}
+
+
+class LazyGroup(click.Group):
+    """A click group whose commands are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = COMMANDS.get(cmd_name)
+        return load_command(entry) if entry else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            ctx.fail(unknown_command(name))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name].summary) for name in self.list_commands(ctx)])
+
+
+def load_command(entry: CommandEntry) -> click.Command:
+    """Import the command that a table entry names."""
+    module_name, _, function = entry.target.partition(":")
+    command = getattr(importlib.import_module(f"tilewright.tools.{module_name}"), function)
+    if not isinstance(command, click.Command):
+        raise TypeError(f"tilewright.tools.{entry.target} is not a click command")
+    return command
+
+
+def unknown_command(name: str) -> str:
+    """The message for a command that does not exist, with the nearest ones that do."""
+    import difflib
+
+    if os.path.exists(name):
+        return f"{name!r} is a file, not a command. Did you mean: tilewright optimize {name}"
+    near = [repr(command) for command in difflib.get_close_matches(name, COMMANDS, n=3, cutoff=0.5)]
+    hint = f"Did you mean {' or '.join(near)}?" if near else "`tilewright --help` lists them."
+    return f"there is no command {name!r}. {hint}"
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="`tilewright COMMAND --help` shows a command's options with an example.",
+)
+@click.version_option(tilewright.__version__, prog_name="tilewright", message="%(prog)s %(version)s")
+def tilewright_command() -> None:
+    """Read a neural network, see it, rewrite it, prove that it still agrees, and run it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of `tilewright`: run the command line (default: the process's) and return its exit code."""
+    return run_command(tilewright_command, arguments, name="tilewright")
+
+
+def run_command(
+    command: click.Command, arguments: Sequence[str] | None = None, name: str | None = None
+) -> int:
+    """Run one command and return its exit code; every error a user can cause becomes a message on stderr."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    name = name or os.path.basename(sys.argv[0]) or command.name
+    try:
+        with command.make_context(name, given) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        return BAD_INPUT
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit; give it somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except Exception as error:
+        message = user_message(error)
+        if message is None or os.environ.get("TILEWRIGHT_DEBUG"):
+            raise
+        click.echo(message, err=True)
+        return BAD_INPUT
+    return DONE
+
+
+def user_message(error: Exception) -> str | None:
+    """What to tell the user about `error`; None if it is a fault of ours, whose traceback must be seen."""
+    from tilewright.graph.diagnostics import Diagnostic, TilewrightError
+
+    if isinstance(error, TilewrightError):
+        return str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return Diagnostic("file/os-error", f"{os.fspath(error.filename)}: {error.strerror}").render()
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
