@@ -1,4 +1,4 @@
-"""Checks an installed wheel from outside the checkout: what it holds, and that all of it imports as a user has it.
+"""Checks an installed wheel from outside the checkout: what it holds, and that all of it imports.
 
 Run by the Python of an environment that has the wheel and its run-time dependencies, and no extras.
 """

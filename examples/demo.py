@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import onnx
-from model_zoo import Unavailable, fetch
 
+from model_zoo import Unavailable, fetch
 from tilewright.tools.cli import main as tilewright
 
 NAMES = ("ppocr-cls", "ppocr-det")

@@ -1,20 +1,45 @@
-"""Configuration of the whole suite: nothing but what every test needs."""
+"""Configuration of the whole suite: the things that every test may rely on."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 
+import hypothesis
 import pytest
 
-# A test run must not read or fill the user's own settings and caches.
+import model_zoo
+
+# What the user has set for working must not change what the tests see.
 os.environ.pop("TILEWRIGHT_DEBUG", None)
 
+# A shared machine stalls now and then, so no deadline; the same examples each time, so that a failure comes
+# from the change at hand. `--hypothesis-profile=explore` looks further.
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile("repeatable")
 
-def pytest_report_header(config: pytest.Config) -> list[str]:
+
+def pytest_report_header(config: pytest.Config) -> str:
     """Name the versions that results depend on, so that a failing log tells what it ran on."""
     import numpy
     import onnx
 
     import tilewright
 
-    return [f"tilewright {tilewright.__version__}, onnx {onnx.__version__}, numpy {numpy.__version__}"]
+    versions = {"tilewright": tilewright, "onnx": onnx, "numpy": numpy}
+    return ", ".join(f"{name} {module.__version__}" for name, module in versions.items())
+
+
+@pytest.fixture(scope="session")
+def network() -> Callable[[str], Path]:
+    """`network("ppocr-det")` is the path of a real network; skips, saying why, where it cannot be fetched."""
+
+    def path_of(name: str) -> Path:
+        try:
+            return model_zoo.fetch(name)
+        except model_zoo.Unavailable as reason:
+            pytest.skip(str(reason))
+
+    return path_of
