@@ -27,9 +27,7 @@ class Atom:
 
     __slots__ = ("args", "height", "key", "kind", "label", "ordinal", "range", "text")
 
-    def __init__(
-        self, kind: str, label: str, ordinal: int, args: tuple[Dim, ...], range_: Range, text: str
-    ) -> None:
+    def __init__(self, kind: str, label: str, ordinal: int, args: tuple[Dim, ...], range_: Range, text: str) -> None:
         self.kind, self.label, self.ordinal, self.args = kind, label, ordinal, args
         self.range, self.text = range_, text
         atoms = [atom for arg in args for atom in atoms_of(arg)]

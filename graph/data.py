@@ -1,0 +1,265 @@
+"""Constant tensors that stay where they are: memory-mapped until somebody needs numbers, hashed once.
+
+`TensorData` is immutable. `ArrayData` holds a numpy array, `MappedData` a range of a mapped file (never copied on
+import), `UnresolvedData` only knows its hash: it prints and compares, and fails when its numbers are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO, ClassVar
+
+import numpy as np
+
+from .diagnostics import ModelError
+from .dtypes import DType, from_numpy, string
+from .types import TensorType, tensor
+
+_COPY_CHUNK = 1 << 24
+
+
+class MappedFile:
+    """A file mapped read-only. `open` returns one mapping per file for as long as somebody uses it."""
+
+    _open: ClassVar[weakref.WeakValueDictionary[tuple[int, int, int, int], MappedFile]] = weakref.WeakValueDictionary()
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self.path = path
+        self.size = os.fstat(file.fileno()).st_size
+        self.descriptor = os.dup(file.fileno())
+        # An empty file cannot be mapped (mmap(2)); it has no bytes to read either.
+        self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.size else None
+        self.view = memoryview(self._map) if self._map is not None else memoryview(b"")
+        weakref.finalize(self, os.close, self.descriptor)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> MappedFile:
+        """Map `path`; an already mapped, unchanged file is shared. Raises OSError as `open` does."""
+        with open(path, "rb") as file, cls._lock:
+            status = os.fstat(file.fileno())
+            key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+            found = cls._open.get(key)
+            if found is None:
+                found = cls._open[key] = cls(Path(path).resolve(), file)
+            return found
+
+
+class TensorData(ABC):
+    """An immutable constant tensor with a static shape."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def numpy(self) -> np.ndarray:
+        """The elements, shape `shape`, dtype `dtype.numpy`; read-only, without a copy where possible."""
+
+    @abstractmethod
+    def raw(self) -> memoryview:
+        """The elements as ONNX stores them in `raw_data`: little-endian, row-major, sub-byte types packed."""
+
+    @property
+    def type(self) -> TensorType:
+        return tensor(self.dtype, self.shape)
+
+    @property
+    def elements(self) -> int:
+        total = 1
+        for dim in self.shape:
+            total *= dim
+        return total
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of `raw()`; for strings the sum of their UTF-8 lengths."""
+        return self.dtype.storage_bytes(self.elements)
+
+    def write_to(self, file: BinaryIO) -> None:
+        """Write `raw()` to a binary file."""
+        file.write(self.raw())
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hex digest over dtype, shape and content; the identity of the constant in IR text."""
+        digest = hashlib.sha256(f"{self.dtype}{list(self.shape)}".encode())
+        digest.update(self.raw())
+        return digest.hexdigest()
+
+    def same_as(self, other: TensorData) -> bool:
+        """Whether dtype, shape and every bit agree (+0.0 and -0.0 differ, NaNs compare by their bits)."""
+        if self is other:
+            return True
+        if self.dtype is not other.dtype or self.shape != other.shape:
+            return False
+        hashed = "sha256" in self.__dict__ and "sha256" in other.__dict__
+        if hashed or isinstance(self, UnresolvedData) or isinstance(other, UnresolvedData):
+            return self.sha256 == other.sha256
+        mine, theirs = self.raw(), other.raw()
+        return mine[:64] == theirs[:64] and mine == theirs
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.type}>"
+
+
+class ArrayData(TensorData):
+    """A constant held as a numpy array (strings: an object array of str or bytes)."""
+
+    def __init__(self, array: np.ndarray, dtype: DType | None = None) -> None:
+        self.dtype = dtype or from_numpy(array.dtype)
+        self.shape = tuple(array.shape)
+        if self.dtype is string:
+            values = array.astype(object)
+        else:
+            # asarray keeps 0-d arrays 0-d, ascontiguousarray does not.
+            values = np.asarray(array, dtype=self.dtype.numpy, order="C")
+        self._array = values.view()
+        self._array.flags.writeable = False
+
+    def numpy(self) -> np.ndarray:
+        return self._array
+
+    def raw(self) -> memoryview:
+        if self.dtype is string:
+            return memoryview(b"\0".join(_encode(item) for item in self._array.ravel()))
+        if self.dtype.bits < 8:
+            return memoryview(pack_bits(self._array, self.dtype))
+        return self._array.reshape(-1).view(np.uint8).data
+
+    @property
+    def nbytes(self) -> int:
+        if self.dtype is string:
+            return sum(len(_encode(item)) for item in self._array.ravel())
+        return super().nbytes
+
+
+class MappedData(TensorData):
+    """A constant that is `length` bytes at `offset` of a mapped file, in ONNX raw form."""
+
+    def __init__(self, file: MappedFile, offset: int, length: int, dtype: DType, shape: tuple[int, ...]) -> None:
+        self.file, self.offset, self.length = file, offset, length
+        self.dtype, self.shape = dtype, shape
+        if length != self.nbytes:
+            raise ModelError("onnx/tensor-size", f"{self.type} takes {self.nbytes} bytes, its data has {length}")
+
+    def raw(self) -> memoryview:
+        return self.file.view[self.offset : self.offset + self.length]
+
+    def numpy(self) -> np.ndarray:
+        return from_raw(self.raw(), self.dtype, self.shape)
+
+    def write_to(self, file: BinaryIO) -> None:
+        """Copy file to file inside the kernel, so that the pages do not enter this process's memory."""
+        file.flush()
+        done = 0
+        while done < self.length:
+            count = min(self.length - done, _COPY_CHUNK)
+            try:
+                copied = os.sendfile(file.fileno(), self.file.descriptor, self.offset + done, count)
+            except (OSError, AttributeError):
+                chunk = self.raw()[done : done + count]
+                file.write(chunk)
+                file.flush()
+                copied = len(chunk)
+            if copied == 0:
+                raise OSError(f"{self.file.path} became shorter while it was being copied")
+            done += copied
+        file.seek(0, os.SEEK_END)
+
+
+class UnresolvedData(TensorData):
+    """A constant of which only type and hash are known (IR text parsed without its weights)."""
+
+    def __init__(self, dtype: DType, shape: tuple[int, ...], sha256: str) -> None:
+        self.dtype, self.shape = dtype, shape
+        self.__dict__["sha256"] = sha256
+
+    def numpy(self) -> np.ndarray:
+        raise self._missing()
+
+    def raw(self) -> memoryview:
+        raise self._missing()
+
+    def _missing(self) -> ModelError:
+        return ModelError(
+            "data/unresolved",
+            f"the constant {self.type} with sha256 {self.sha256[:12]}... is not loaded",
+            notes=["pass weights=FOLDER or weights=MODULE to tilewright.parse"],
+        )
+
+
+class SparseData(TensorData):
+    """A constant of which only some elements are stored (ONNX `SparseTensorProto`, COO format).
+
+    `values` has shape [NNZ]; `indices` is i64, [NNZ] of linear positions or [NNZ, rank] of coordinates.
+    """
+
+    def __init__(self, values: TensorData, indices: TensorData, shape: tuple[int, ...]) -> None:
+        self.values, self.indices, self.shape = values, indices, shape
+        self.dtype = values.dtype
+
+    @cached_property
+    def _dense(self) -> np.ndarray:
+        dense = np.zeros(self.shape, self.dtype.numpy)
+        indices = self.indices.numpy()
+        if indices.ndim == 2:
+            dense[tuple(indices.T)] = self.values.numpy()
+        else:
+            dense.reshape(-1)[indices] = self.values.numpy()
+        dense.flags.writeable = False
+        return dense
+
+    def numpy(self) -> np.ndarray:
+        return self._dense
+
+    def raw(self) -> memoryview:
+        return ArrayData(self._dense, self.dtype).raw()
+
+
+def _encode(item: object) -> bytes:
+    return item if isinstance(item, bytes) else str(item).encode()
+
+
+def pack_bits(array: np.ndarray, dtype: DType) -> bytes:
+    """Pack one-element-per-byte values into `dtype.bits`-wide fields, first element in the low bits (ONNX spec)."""
+    codes = np.ravel(array).view(np.uint8) & np.uint8((1 << dtype.bits) - 1)
+    bits = np.unpackbits(codes[:, None], axis=1, bitorder="little")[:, : dtype.bits]
+    return np.packbits(bits.ravel(), bitorder="little").tobytes()
+
+
+def from_raw(raw: memoryview | bytes, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+    """The array that `raw` stores (inverse of `TensorData.raw`), read-only; no copy for whole-byte types."""
+    if dtype.bits < 8:
+        count = 1
+        for dim in shape:
+            count *= dim
+        bits = np.unpackbits(np.frombuffer(raw, np.uint8), bitorder="little")[: count * dtype.bits]
+        codes = np.packbits(bits.reshape(count, dtype.bits), axis=1, bitorder="little").ravel()
+        if dtype.kind == "int":
+            # ml_dtypes reads the low bits but keeps the byte; sign-extend so that equal values have equal bytes.
+            shift = 8 - dtype.bits
+            codes = ((codes << shift).view(np.int8) >> shift).view(np.uint8)
+        array = codes.view(dtype.numpy).reshape(shape)
+    else:
+        array = np.frombuffer(raw, dtype.numpy).reshape(shape)
+    array.flags.writeable = False
+    return array
+
+
+def as_data(value: object, dtype: DType | None = None) -> TensorData:
+    """`value` (TensorData, array, number or nested list) as a constant; Python floats become f32, ints i64."""
+    if isinstance(value, TensorData):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        return ArrayData(np.asarray(value), dtype)
+    array = np.asarray(value)
+    if dtype is None and array.dtype == np.float64:
+        array = array.astype(np.float32)
+    return ArrayData(array.astype(dtype.numpy) if dtype is not None and dtype is not string else array, dtype)

@@ -1,0 +1,108 @@
+"""What the `onnx` package knows about an operator: schema, fallback inference, function body, reference kernel.
+
+Kept apart from `opdef` so that `onnx` is imported only when a definition is first asked for its signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import onnx
+import onnx.defs
+
+from .module import INTERNAL_OPSET
+from .opdef import AttributeSpec, Parameter, ParameterKind, mnemonic
+
+if TYPE_CHECKING:
+    from .builder import OpBuilder
+    from .core import Operation, Value
+    from .infer import InferenceContext
+    from .opdef import OpDefinition
+    from .types import Type
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """An operator's signature as ONNX defines it, in the terms of `opdef`; `onnx` is the schema itself."""
+
+    onnx: onnx.defs.OpSchema
+    inputs: tuple[Parameter, ...]
+    outputs: tuple[Parameter, ...]
+    attributes: dict[str, AttributeSpec]
+
+    @property
+    def since_version(self) -> int:
+        return int(self.onnx.since_version)
+
+    @property
+    def differentiable_inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that ONNX tags differentiable."""
+        tag = onnx.defs.OpSchema.DifferentiationCategory.Differentiable
+        return tuple(item.name for item in self.onnx.inputs if item.differentiation_category == tag)
+
+
+def find_schema(domain: str, op_type: str, version: int | None) -> Schema | None:
+    """The schema in force at `version` (None: the internal opset); None if ONNX defines no such operator there."""
+    ceiling = version if version is not None else (INTERNAL_OPSET if domain == "" else 2**31 - 1)
+    try:
+        schema = onnx.defs.get_schema(op_type, ceiling, domain)
+    except onnx.defs.SchemaError:
+        return None
+    if schema.deprecated or (version is not None and schema.since_version != version):
+        return None
+    return Schema(
+        schema,
+        tuple(_parameter(item, schema) for item in schema.inputs),
+        tuple(_parameter(item, schema) for item in schema.outputs),
+        {name: _attribute(item) for name, item in schema.attributes.items()},
+    )
+
+
+@cache
+def standard_names() -> dict[str, str]:
+    """IR name -> ONNX name for every operator of the default domain."""
+    return {mnemonic(schema.name): schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""}
+
+
+def _parameter(item: Any, schema: onnx.defs.OpSchema) -> Parameter:
+    option = onnx.defs.OpSchema.FormalParameterOption
+    kinds = {
+        option.Single: ParameterKind.REQUIRED,
+        option.Optional: ParameterKind.OPTIONAL,
+        option.Variadic: ParameterKind.VARIADIC,
+    }
+    return Parameter(item.name, kinds[item.option], frozenset(item.types), int(item.min_arity))
+
+
+def _attribute(item: Any) -> AttributeSpec:
+    from .onnx_values import attribute_value
+
+    has_default = item.default_value.type != onnx.AttributeProto.UNDEFINED
+    kind = item.type.name.lower()
+    return AttributeSpec(
+        item.name, kind, bool(item.required), attribute_value(item.default_value) if has_default else None
+    )
+
+
+def infer_with_onnx(schema: Schema, op: Operation, context: InferenceContext) -> Sequence[Type]:
+    """Result types by ONNX's own single-node inference; dims it leaves open become fresh symbols."""
+    from .onnx_inference import infer
+
+    return infer(schema, op, context)
+
+
+def evaluate_with_onnx(definition: OpDefinition, op: Operation, operands: Sequence[Any]) -> Any:
+    """Results by ONNX's reference implementation of this one operator."""
+    from .onnx_reference import evaluate
+
+    return evaluate(definition, op, operands)
+
+
+def expand_function_body(schema: Schema, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
+    """The operator's function body in the standard, built in place of `op`; None if it has none."""
+    from .onnx_functions import expand
+
+    return expand(schema, op, builder)

@@ -1,0 +1,205 @@
+"""Types of values: interned, so two equal types are the same object and `is` compares them.
+
+    f32[n, 768]   tensor with dims        f32[]   scalar tensor        f32[*]   rank unknown
+    sequence<f32[*]>  optional<...>  map<i64, f32[]>  sparse<f32[3, 4]>  opaque<"domain", "Name">  unknown
+
+`unknown` is the type of a result nobody can know, such as a custom operator's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from . import dtypes
+from .dims import Dim, DimExpr, format_dim, symbol
+from .dtypes import DType
+
+_interned: dict[tuple[Any, ...], Type] = {}
+
+
+class Type:
+    """Base of all types. Build them with the functions below; never call a subclass's constructor directly."""
+
+    __slots__ = ("__weakref__",)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("types are interned and are not pickled; print and parse the IR instead")
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class TensorType(Type):
+    """A dense tensor: element type and dims; `shape` is None when even the rank is unknown."""
+
+    __slots__ = ("dtype", "shape")
+    dtype: DType
+    shape: tuple[Dim, ...] | None
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.shape is None else len(self.shape)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every dim is a known number."""
+        return self.shape is not None and all(isinstance(dim, int) for dim in self.shape)
+
+    @property
+    def static_shape(self) -> tuple[int, ...] | None:
+        """The dims as numbers, or None if any is symbolic or the rank is unknown."""
+        if self.shape is None:
+            return None
+        dims = tuple(dim for dim in self.shape if isinstance(dim, int))
+        return dims if len(dims) == len(self.shape) else None
+
+    @property
+    def elements(self) -> Dim | None:
+        """The number of elements, possibly symbolic; None when the rank is unknown."""
+        if self.shape is None:
+            return None
+        total: Dim = 1
+        for dim in self.shape:
+            total = total * dim
+        return total
+
+    def with_shape(self, shape: Sequence[Dim] | None) -> TensorType:
+        return tensor(self.dtype, shape)
+
+    def with_dtype(self, dtype: DType) -> TensorType:
+        return tensor(dtype, self.shape)
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return f"{self.dtype}[*]"
+        return f"{self.dtype}[{', '.join(map(format_dim, self.shape))}]"
+
+
+class SparseTensorType(Type):
+    """A sparse tensor (ONNX `SparseTensorProto`): element type and dense dims."""
+
+    __slots__ = ("dtype", "shape")
+    dtype: DType
+    shape: tuple[Dim, ...] | None
+
+    def __str__(self) -> str:
+        return f"sparse<{tensor(self.dtype, self.shape)}>"
+
+
+class SequenceType(Type):
+    __slots__ = ("element",)
+    element: Type
+
+    def __str__(self) -> str:
+        return f"sequence<{self.element}>"
+
+
+class OptionalType(Type):
+    __slots__ = ("element",)
+    element: Type
+
+    def __str__(self) -> str:
+        return f"optional<{self.element}>"
+
+
+class MapType(Type):
+    __slots__ = ("key", "value")
+    key: DType
+    value: Type
+
+    def __str__(self) -> str:
+        return f"map<{self.key}, {self.value}>"
+
+
+class OpaqueType(Type):
+    __slots__ = ("domain", "name")
+    domain: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"opaque<{json.dumps(self.domain)}, {json.dumps(self.name)}>"
+
+
+class UnknownType(Type):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "unknown"
+
+
+def _intern(kind: type[Any], **fields: Any) -> Any:
+    key = (kind, *fields.values())
+    found = _interned.get(key)
+    if found is None:
+        found = object.__new__(kind)
+        for name, value in fields.items():
+            setattr(found, name, value)
+        _interned[key] = found
+    return found
+
+
+def tensor(dtype: DType, shape: Sequence[Dim] | None) -> TensorType:
+    """The tensor type of `dtype` and `shape` (None: unranked). Raises ValueError for a negative dim."""
+    dims = None if shape is None else tuple(shape)
+    for dim in dims or ():
+        if isinstance(dim, int) and dim < 0:
+            raise ValueError(f"a dimension is never negative, got {dim} in {dims}")
+    result: TensorType = _intern(TensorType, dtype=dtype, shape=dims)
+    return result
+
+
+def sparse(dtype: DType, shape: Sequence[Dim] | None) -> SparseTensorType:
+    result: SparseTensorType = _intern(SparseTensorType, dtype=dtype, shape=None if shape is None else tuple(shape))
+    return result
+
+
+def sequence(element: Type) -> SequenceType:
+    result: SequenceType = _intern(SequenceType, element=element)
+    return result
+
+
+def optional(element: Type) -> OptionalType:
+    result: OptionalType = _intern(OptionalType, element=element)
+    return result
+
+
+def map_of(key: DType, value: Type) -> MapType:
+    result: MapType = _intern(MapType, key=key, value=value)
+    return result
+
+
+def opaque(domain: str, name: str) -> OpaqueType:
+    result: OpaqueType = _intern(OpaqueType, domain=domain, name=name)
+    return result
+
+
+UNKNOWN: UnknownType = _intern(UnknownType)
+
+
+def tensor_type_of(dtype: DType, dims: object) -> TensorType:
+    """What `f32[dims]` means: ints, symbol names, dim expressions; `...` for an unknown rank."""
+    if dims is Ellipsis:
+        return tensor(dtype, None)
+    items = dims if isinstance(dims, tuple) else (dims,)
+    return tensor(dtype, [_dim_of(item) for item in items])
+
+
+def _dim_of(item: object) -> Dim:
+    if isinstance(item, str):
+        return symbol(item)
+    if isinstance(item, DimExpr) or (isinstance(item, int) and not isinstance(item, bool)):
+        return item
+    raise TypeError(f"a dim is an int, a name or a dim expression, not {item!r}")
+
+
+def is_scalar_of(type: Type, dtype: DType | None = None) -> bool:
+    """Whether `type` is a tensor of rank 0 (and of `dtype`, if given)."""
+    return isinstance(type, TensorType) and type.shape == () and dtype in (None, type.dtype)
+
+
+__all__ = [
+    "UNKNOWN", "MapType", "OpaqueType", "OptionalType", "SequenceType", "SparseTensorType", "TensorType", "Type",
+    "UnknownType", "dtypes", "is_scalar_of", "map_of", "opaque", "optional", "sequence", "sparse", "tensor",
+]  # fmt: skip
