@@ -1,5 +1,81 @@
-"""Tilewright: read a neural network, see it, rewrite it, prove that it still agrees, and compile it."""
+"""Tilewright: read a neural network, see it, rewrite it, prove that it still agrees, and compile it.
+
+    import tilewright
+
+    model = tilewright.load("model.onnx")
+    print(model)                                     # readable SSA text; tilewright.parse reads it back
+    report = tilewright.optimize(model)              # in place; the report says what changed
+    assert tilewright.parity("model.onnx", model).passed
+    tilewright.save(model, "better.onnx")
+
+Names are resolved when they are first used, so that `import tilewright` costs next to nothing.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import compile, inspect, optimize, parity
+    from .backends import onnx_backend as backend
+    from .backends.session import InferenceSession
+    from .graph.diagnostics import TilewrightError
+    from .graph.model_builder import Builder
+    from .graph.module import Function, Module
+    from .graph.opdef import OpDefinition, Trait, op
+    from .graph.parser import parse
+    from .importers.onnx import load, save, to_bytes, to_proto
+    from .passes.manager import Pass, PassManager
+
 __version__ = "0.1.0.dev0"
+
+# Public name -> (module, attribute); None for the module itself.
+_PUBLIC: dict[str, tuple[str, str | None]] = {
+    "Builder": (".graph.model_builder", "Builder"),
+    "Function": (".graph.module", "Function"),
+    "InferenceSession": (".backends.session", "InferenceSession"),
+    "Module": (".graph.module", "Module"),
+    "OpDefinition": (".graph.opdef", "OpDefinition"),
+    "Pass": (".passes.manager", "Pass"),
+    "PassManager": (".passes.manager", "PassManager"),
+    "TilewrightError": (".graph.diagnostics", "TilewrightError"),
+    "Trait": (".graph.opdef", "Trait"),
+    "backend": (".backends.onnx_backend", None),
+    "compile": (".api", "compile"),
+    "inspect": (".api", "inspect"),
+    "load": (".importers.onnx", "load"),
+    "op": (".graph.opdef", "op"),
+    "optimize": (".api", "optimize"),
+    "parity": (".api", "parity"),
+    "parse": (".graph.parser", "parse"),
+    "save": (".importers.onnx", "save"),
+    "to_bytes": (".importers.onnx", "to_bytes"),
+    "to_proto": (".importers.onnx", "to_proto"),
+}
+
+# The element types, such as `tilewright.f32`, for building models.
+_DTYPES = (
+    "bf16", "bool_", "c64", "c128", "f8e4m3fn", "f8e5m2", "f16", "f32", "f64", "i4", "i8", "i16", "i32", "i64",
+    "string", "u4", "u8", "u16", "u32", "u64",
+)  # fmt: skip
+
+__all__ = [*_PUBLIC, *_DTYPES, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _DTYPES:
+        value = getattr(import_module(".graph.dtypes", __name__), name)
+    elif name in _PUBLIC:
+        module, attribute = _PUBLIC[name]
+        loaded = import_module(module, __name__)
+        value = loaded if attribute is None else getattr(loaded, attribute)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

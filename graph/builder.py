@@ -76,7 +76,7 @@ class OpBuilder:
         """
         if isinstance(definition, str):
             definition = _named(definition)
-        attributes = {name: value for name, value in (attributes or {}).items() if value is not None}
+        attributes = {name: _attribute(value) for name, value in (attributes or {}).items() if value is not None}
         _check_signature(definition, operands, attributes, regions or {})
         values = self._operands(definition, operands)
         count = len(result_types) if result_types is not None else outputs or _result_count(definition)
@@ -170,6 +170,17 @@ def _named(name: str) -> OpDefinition:
         hint = [f"did you mean {', '.join(close)}?"] if close else []
         raise UsageError("op/unknown", f"there is no operator called {name!r}", notes=hint)
     return definition
+
+
+def _attribute(value: Any) -> AttributeValue:
+    """Lists become tuples, dtypes their ONNX code (as `Cast.to` wants it), numpy scalars Python numbers."""
+    from .dtypes import DType
+
+    if isinstance(value, list | tuple):
+        return tuple(map(_attribute, value))
+    if isinstance(value, DType):
+        return value.onnx_code
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _result_count(definition: OpDefinition) -> int:
