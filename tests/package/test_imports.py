@@ -72,6 +72,12 @@ def test_running_the_suite_by_any_path_gives_one_copy() -> None:
         assert "1 passed" in done.stdout
 
 
+def test_a_run_without_our_configuration_says_how() -> None:
+    done = subprocess.run([sys.executable, "-m", "pytest"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 4
+    assert "run the suite as `pytest tests`" in done.stdout + done.stderr
+
+
 def test_type_information_is_shipped() -> None:
     import tilewright
 
