@@ -9,7 +9,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-import model_zoo
+try:
+    import model_zoo
+except ModuleNotFoundError:
+    pytest.exit("run the suite as `pytest tests`, so that tests/pytest.ini configures it", returncode=4)
 
 # What the user has set for working must not change what the tests see.
 os.environ.pop("TILEWRIGHT_DEBUG", None)
