@@ -16,6 +16,7 @@ from .dim_polynomial import (
     Atom,
     Bound,
     Dim,
+    DimComplexityError,
     DimExpr,
     Monomial,
     Range,
@@ -53,6 +54,8 @@ def _split(dim: DimExpr, divisor: int) -> tuple[Dim, Dim]:
 
 
 def _floor_coefficients(dim: Dim, divisor: int) -> Dim:
+    if divisor == 1:
+        return dim
     return polynomial({monomial: coefficient // divisor for monomial, coefficient in terms_of(dim)})
 
 
@@ -123,7 +126,9 @@ def _cancel_common(left: Dim, right: DimExpr) -> tuple[Dim, Dim, Dim]:
 
 def _without(dim: Dim, atom: Atom) -> Dim:
     """`dim` divided by `atom`, which divides every term."""
-    return polynomial({monomial_quotient(monomial, (atom,)) or (): value for monomial, value in terms_of(dim)})
+    return polynomial(
+        {monomial_quotient(monomial, (atom,)) or (): value for monomial, value in terms_of(dim)}
+    )
 
 
 def _excludes_zero(range_: Range) -> bool:
@@ -272,6 +277,8 @@ def _floor_quotient(dividend: Bound, divisor: Bound) -> Bound:
 
 
 def _monomial_range(monomial: Monomial) -> Range:
+    if len(monomial) == 1:
+        return monomial[0].range
     low: Bound = 1
     high: Bound = 1
     for atom in dict.fromkeys(monomial):
@@ -325,23 +332,28 @@ def _refined(dim: Dim, fuel: int) -> Range:
     low, high = _interval(dim)
     if fuel == 0 or low == high:
         return low, high
+    try:
+        sharper = _sharpen(dim, fuel - 1)
+    except DimComplexityError:  # an intermediate form grew too large; the plain interval still holds
+        sharper = None
+    return (low, high) if sharper is None else (max(low, sharper[0]), min(high, sharper[1]))
+
+
+def _sharpen(dim: Dim, fuel: int) -> Range | None:
     calls = sorted((atom for atom in atoms_of(dim) if atom.args), key=lambda atom: (-atom.height, atom.key))
     for atom in calls:
-        relaxed = _relax(dim, atom, fuel - 1)
+        relaxed = _relax(dim, atom, fuel)
         if relaxed is not None:
-            return max(low, relaxed[0]), min(high, relaxed[1])
+            return relaxed
     if all(len(monomial) < 2 for monomial, _ in terms_of(dim)):
-        return low, high
-    # With n = 1 + n', m = 1 + m' (n', m' >= 0): n*m - n = n'*m' + m' >= 0, which term-wise intervals cannot
-    # see.
-    shifted = dim
+        return None
+    # With n = 1 + n', m = 1 + m' (n', m' >= 0): n*m - n = n'*m' + m' >= 0, which intervals cannot see.
     for atom in atoms_of(dim):
         minimum, maximum = atom.range
         if atom.kind == "symbol" and isinstance(minimum, int) and minimum:
             extent = None if isinstance(maximum, float) else maximum - minimum
-            shifted = replace_atom(shifted, atom, symbol(f"\0{atom.text}", 0, 0, extent) + minimum)
-    moved = _interval(shifted)
-    return max(low, moved[0]), min(high, moved[1])
+            dim = replace_atom(dim, atom, symbol(f"\0{atom.text}", 0, 0, extent) + minimum)
+    return _interval(dim)
 
 
 def _relax(dim: Dim, atom: Atom, fuel: int) -> Range | None:
@@ -350,7 +362,9 @@ def _relax(dim: Dim, atom: Atom, fuel: int) -> Range | None:
         dividend, divisor = atom.args
         return _refined(replace_atom(dim, atom, dividend - divisor * floordiv(dividend, divisor)), fuel)
     linear = all(monomial.count(atom) < 2 for monomial, _ in terms_of(dim))
-    cofactor = polynomial({monomial_quotient(m, (atom,)) or (): c for m, c in terms_of(dim) if linear and atom in m})
+    cofactor = polynomial(
+        {monomial_quotient(m, (atom,)) or (): c for m, c in terms_of(dim) if linear and atom in m}
+    )
     if atom.kind == "floordiv":
         return _relax_floordiv(dim, atom, cofactor, fuel)
     ranges = [_refined(replace_atom(dim, atom, arg), fuel) for arg in atom.args]

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NoReturn, SupportsIndex, TypeAlias
 
 INFINITY = math.inf
+_MAX_SIZE = 4096  # symbols and calls in one expression, repetitions counted
+_MAX_HEIGHT = 50  # calls within calls
 CALLS = frozenset({"floordiv", "mod", "min", "max", "ceildiv"})
 
 Bound: TypeAlias = "int | float"  # an int, or an infinity; never another float
@@ -22,16 +24,33 @@ Monomial: TypeAlias = "tuple[Atom, ...]"  # sorted by atom key, repeated for pow
 Terms: TypeAlias = "tuple[tuple[Monomial, int], ...]"  # sorted by `monomial_key`, no zero coefficient
 
 
+class DimComplexityError(ArithmeticError):
+    """An expression grew past what is useful as a dimension; use a new symbol for the value instead."""
+
+
+def _check_size(size: int, height: int) -> None:
+    """A model can square a dimension again and again: refuse before time and memory run away."""
+    if size > _MAX_SIZE or height > _MAX_HEIGHT:
+        raise DimComplexityError(
+            f"a dimension expression has {size} parts nested {height} deep; "
+            f"the limits are {_MAX_SIZE} and {_MAX_HEIGHT}"
+        )
+
+
 class Atom:
     """A symbol, or a call of floordiv, mod, min or max.  Interned; made only by `symbol` and `call_atom`."""
 
-    __slots__ = ("args", "height", "key", "kind", "label", "ordinal", "range", "text")
+    __slots__ = ("args", "height", "key", "kind", "label", "ordinal", "range", "size", "text")
 
-    def __init__(self, kind: str, label: str, ordinal: int, args: tuple[Dim, ...], range_: Range, text: str) -> None:
+    def __init__(
+        self, kind: str, label: str, ordinal: int, args: tuple[Dim, ...], range_: Range, text: str
+    ) -> None:
         self.kind, self.label, self.ordinal, self.args = kind, label, ordinal, args
         self.range, self.text = range_, text
-        atoms = [atom for arg in args for atom in atoms_of(arg)]
-        self.height: int = 0 if kind == "symbol" else 1 + max((atom.height for atom in atoms), default=0)
+        inner = [atom for arg in args for monomial, _ in terms_of(arg) for atom in monomial]
+        self.size: int = 1 + sum(atom.size for atom in inner)
+        self.height: int = 1 + max((atom.height for atom in inner), default=0) if args else 0
+        _check_size(self.size, self.height)
         # Structural, so that order depends on neither the hash seed nor the order of creation.
         self.key: tuple[object, ...] = (
             (0, label, ordinal, *range_) if kind == "symbol" else (1, kind, tuple(map(dim_key, args)))
@@ -168,6 +187,9 @@ def terms_of(dim: Dim) -> Terms:
 
 
 def dim_key(dim: Dim) -> tuple[object, ...]:
+    """Sort key of a dimension: constants, zero too, come after expressions."""
+    if isinstance(dim, int):
+        return ((monomial_key(()), dim),)
     return tuple((monomial_key(monomial), coefficient) for monomial, coefficient in terms_of(dim))
 
 
@@ -187,6 +209,7 @@ def _intern(terms: Terms) -> DimExpr:
     found = _EXPRESSIONS.get(terms)
     if found is not None:
         return found
+    _check_size(sum(atom.size for monomial, _ in terms for atom in monomial), 0)
     expression: DimExpr = object.__new__(DimExpr)
     expression.terms, expression._text = terms, None
     return _EXPRESSIONS.setdefault(terms, expression)
@@ -230,6 +253,7 @@ def _multiply(left: Dim, right: Dim) -> Dim:
         return _scale(right, left)
     if isinstance(right, int):
         return _scale(left, right)
+    _check_size(len(left.terms) * len(right.terms), 0)
     coefficients: dict[Monomial, int] = {}
     for left_monomial, left_coefficient in left.terms:
         for right_monomial, right_coefficient in right.terms:
@@ -255,10 +279,7 @@ def monomial_quotient(monomial: Monomial, divisor: Monomial) -> Monomial | None:
 
 def atoms_of(dim: Dim) -> Iterator[Atom]:
     """The atoms of `dim`'s own monomials (not those inside calls), each once, in order."""
-    seen: dict[Atom, None] = {}
-    for monomial, _ in terms_of(dim):
-        seen.update(dict.fromkeys(monomial))
-    return iter(seen)
+    return iter(dict.fromkeys(atom for monomial, _ in terms_of(dim) for atom in monomial))
 
 
 def only_atom(dim: Dim) -> Atom | None:
@@ -331,6 +352,9 @@ def symbol(label: str, ordinal: int = 0, minimum: int | None = 0, maximum: int |
     key = (label, ordinal, minimum, maximum)
     atom = ATOMS.get(key)
     if atom is None:
+        ordinal = int(operator.index(ordinal))
+        minimum = None if minimum is None else int(operator.index(minimum))
+        maximum = None if maximum is None else int(operator.index(maximum))
         if minimum is not None and maximum is not None and minimum > maximum:
             raise ValueError(f"symbol {label!r} has an empty range: minimum {minimum}, maximum {maximum}")
         if ordinal < 0:
@@ -341,6 +365,7 @@ def symbol(label: str, ordinal: int = 0, minimum: int | None = 0, maximum: int |
         if (minimum, maximum) != (0, None):
             text += f"[{'-inf' if minimum is None else minimum}..{'' if maximum is None else maximum}]"
         range_ = (-INFINITY if minimum is None else minimum, INFINITY if maximum is None else maximum)
+        key = (label, ordinal, minimum, maximum)
         atom = ATOMS.setdefault(key, Atom("symbol", label, ordinal, (), range_, text))
     return atom_dim(atom)
 

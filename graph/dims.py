@@ -8,6 +8,7 @@ Invariants
   polynomials are the same object, and `is`, `==` and `hash` are identity.  Calls are simplified by fixed
   rules that depend on nothing but their arguments, so the same formula gives the same object in every
   process.
+- An expression that grows out of all proportion raises DimComplexityError, a subclass of ArithmeticError.
 - A result that is constant is a plain `int`; a `DimExpr` is never constant.
 - Division follows Python (floor, remainder with the sign of the divisor).  Everything proved about an
   expression holds for symbol values within their ranges and wherever no divisor is zero.
@@ -26,10 +27,11 @@ import operator
 import re
 from collections.abc import Iterator, Mapping
 
-from .dim_calls import call, ceildiv, extremum, floordiv, mod, range_of, variable_content
+from .dim_calls import call, ceildiv, extremum, floordiv, range_of, variable_content
 from .dim_polynomial import (
     Atom,
     Dim,
+    DimComplexityError,
     DimExpr,
     as_dim,
     atom_dim,
@@ -47,6 +49,7 @@ from .dim_text import DimSyntaxError, parse_dim, parse_dim_prefix
 
 __all__ = [
     "Dim",
+    "DimComplexityError",
     "DimExpr",
     "DimSyntaxError",
     "FreshSymbols",
@@ -126,15 +129,15 @@ def exact_div(dividend: Dim, divisor: Dim) -> Dim | None:
     zero, q is the quotient for its other values.  Raises ZeroDivisionError for the divisor 0.
     """
     dividend, divisor = as_dim(dividend), as_dim(divisor)
-    if isinstance(divisor, int):
-        if mod(dividend, divisor) == 0:
-            return floordiv(dividend, divisor)
-        form = _proof_form(dividend)
-        return floordiv(form, divisor) if mod(form, divisor) == 0 else None
-    if divisor.terms[0][1] < 0:
-        dividend, divisor = -dividend, -divisor
+    if divisor == 0:
+        raise ZeroDivisionError(f"dimension {dividend} divided by zero")
     for candidate in (dividend, _proof_form(dividend)):
-        quotient, rest = divide(candidate, divisor)
+        if isinstance(divisor, int):
+            if all(coefficient % divisor == 0 for _, coefficient in terms_of(candidate)):
+                return floordiv(candidate, divisor)
+            continue
+        negative = divisor.terms[0][1] < 0
+        quotient, rest = divide(-candidate, -divisor) if negative else divide(candidate, divisor)
         if rest == 0:
             return quotient
     return None
@@ -166,7 +169,10 @@ def _proof_form(dim: Dim) -> Dim:
 def _forms_of_difference(left: Dim, right: Dim) -> Iterator[Dim]:
     difference = as_dim(left) - as_dim(right)
     yield difference
-    form = _proof_form(difference)
+    try:
+        form = _proof_form(difference)
+    except DimComplexityError:
+        return
     if form is not difference:
         yield form
 
