@@ -131,7 +131,7 @@ def exact_div(dividend: Dim, divisor: Dim) -> Dim | None:
     dividend, divisor = as_dim(dividend), as_dim(divisor)
     if divisor == 0:
         raise ZeroDivisionError(f"dimension {dividend} divided by zero")
-    for candidate in (dividend, _proof_form(dividend)):
+    for candidate in _forms_of_difference(dividend, 0):
         if isinstance(divisor, int):
             if all(coefficient % divisor == 0 for _, coefficient in terms_of(candidate)):
                 return floordiv(candidate, divisor)
@@ -167,6 +167,7 @@ def _proof_form(dim: Dim) -> Dim:
 
 
 def _forms_of_difference(left: Dim, right: Dim) -> Iterator[Dim]:
+    """left - right, then, if it differs, the form of it that cancels more."""
     difference = as_dim(left) - as_dim(right)
     yield difference
     try:
@@ -220,7 +221,7 @@ def substitute(dim: Dim, values: Mapping[DimExpr, Dim]) -> Dim:
             raise ValueError(f"only a plain symbol can be replaced, not {key}")
         low, high = range_of(as_dim(value))
         if low > atom.range[1] or high < atom.range[0]:
-            raise ValueError(f"value {value} is outside the range of dimension {key}: {range_text(atom)}")
+            raise ValueError(f"value {value} is outside the range of dimension {key}: {_range_text(atom)}")
         known[atom] = as_dim(value)
     return _substitute(as_dim(dim), known)
 
@@ -265,7 +266,7 @@ def _evaluate_atom(atom: Atom, values: Mapping[DimExpr, int], known: dict[Atom, 
             raise KeyError(f"no value for dimension {atom.text}")
         value = operator.index(values[key])
         if not atom.range[0] <= value <= atom.range[1]:
-            raise ValueError(f"value {value} is outside the range of dimension {key}: {range_text(atom)}")
+            raise ValueError(f"value {value} is outside the range of dimension {key}: {_range_text(atom)}")
         return value
     args = [_evaluate(arg, values, known) for arg in atom.args]
     if atom.kind in ("min", "max"):
@@ -275,7 +276,7 @@ def _evaluate_atom(atom: Atom, values: Mapping[DimExpr, int], known: dict[Atom, 
     return args[0] // args[1] if atom.kind == "floordiv" else args[0] % args[1]
 
 
-def range_text(atom: Atom) -> str:
+def _range_text(atom: Atom) -> str:
     low, high = atom.range
     if isinstance(high, float):
         return f"at least {low}"
