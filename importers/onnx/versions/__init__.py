@@ -1,0 +1,18 @@
+"""Opset history: from the form a node has in a file to the form held in memory, and back.
+
+In memory every operator of the default domain is at `INTERNAL_OPSET`. `upgrade` takes one node of an older file there,
+`downgrade` takes it back for writing; one node is always one node. `upgrade` followed by `downgrade` to the same
+opset gives the original back, up to attributes that equal their default.
+
+A node whose old meaning no operator of today has alone (Softmax-1 over several axes, Add-6 with `axis`) keeps its old
+version: `Node.version` is then set, and graph/ops/legacy says how it decomposes.
+
+Each file here holds the steps of one kind; a step is registered under the operator and the version it leads to.
+Widened type constraints need no step: `downgrade` checks types, attributes and inputs against the target's schema.
+"""
+
+from . import axes, broadcasting, renamed, semantics
+from .engine import downgrade, upgrade
+from .node import CannotDowngrade, Facts, Node
+
+__all__ = ["CannotDowngrade", "Facts", "Node", "axes", "broadcasting", "downgrade", "renamed", "semantics", "upgrade"]

@@ -1,0 +1,90 @@
+"""The form of one node while it moves between opsets."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from ....graph.core import AttributeValue, Value
+from ....graph.data import TensorData
+from ....graph.types import TensorType, Type
+
+Input: TypeAlias = Value | TensorData | None
+
+
+@dataclass
+class Node:
+    """One node: what a NodeProto says, with values for inputs.
+
+    A TensorData among the inputs is a constant that was an attribute in the old form; `from_attribute` maps its
+    position to the attribute's name. `version` is set if the node stays in its old form. `legacy` keeps facts of the
+    old written form (a `broadcast=1` that says nothing new, an `Upsample` that became `Resize`): hints for
+    `downgrade`, without meaning of their own.
+    """
+
+    domain: str
+    op_type: str
+    attributes: dict[str, AttributeValue] = field(default_factory=dict)
+    inputs: list[Input] = field(default_factory=list)
+    output_count: int = 1
+    version: int | None = None
+    legacy: dict[str, Any] = field(default_factory=dict)
+    from_attribute: dict[int, str] = field(default_factory=dict)
+
+    def copy(self) -> Node:
+        """An independent node with the same content."""
+        twin = copy(self)
+        twin.attributes, twin.inputs = dict(self.attributes), list(self.inputs)
+        twin.legacy, twin.from_attribute = dict(self.legacy), dict(self.from_attribute)
+        return twin
+
+    def input(self, index: int) -> Input:
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def set_input(self, index: int, value: Input) -> None:
+        """Put `value` at position `index`, with absent inputs before it as needed; absent inputs at the end go."""
+        self.inputs.extend([None] * (index + 1 - len(self.inputs)))
+        self.inputs[index] = value
+        while self.inputs and self.inputs[-1] is None:
+            self.inputs.pop()
+
+    def keep_old(self, version: int) -> None:
+        """Say that the node keeps the form it has at `version`."""
+        self.version = version
+
+
+class CannotDowngrade(Exception):
+    """The node has no form at the target opset; the text says why, as the end of a sentence."""
+
+
+class Facts(Protocol):
+    """What the steps may ask about inputs."""
+
+    def type(self, value: Value) -> Type:
+        """The type of an input."""
+
+    def constant(self, value: Value) -> np.ndarray | None:
+        """The elements of an input, if it is a constant."""
+
+
+def tensor_type(facts: Facts, value: Input) -> TensorType | None:
+    """The tensor type of an input; None if it is absent or not known to be a tensor."""
+    if value is None:
+        return None
+    found = value.type if isinstance(value, TensorData) else facts.type(value)
+    return found if isinstance(found, TensorType) else None
+
+
+def rank(facts: Facts, value: Input) -> int | None:
+    found = tensor_type(facts, value)
+    return found.rank if found is not None else None
+
+
+def constant(facts: Facts, value: Input) -> np.ndarray | None:
+    """The elements of an input that is a constant."""
+    if value is None:
+        return None
+    return value.numpy() if isinstance(value, TensorData) else facts.constant(value)
