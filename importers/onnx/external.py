@@ -37,9 +37,7 @@ class ExternalRange(NamedTuple):
 class ExternalFiles:
     """The files beside one model that its tensors may point into. Each file is checked once."""
 
-    def __init__(
-        self, folder: str | os.PathLike[str] | None, model: str | os.PathLike[str] | None = None
-    ) -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None, model: str | os.PathLike[str] | None = None) -> None:
         """`folder` is the model's, None for a model that came as bytes; `model` its file, if there is one."""
         self.folder = None if folder is None else Path(folder)
         self._allowed: tuple[Path, ...] = () if folder is None else (Path(os.path.realpath(folder)),)
@@ -59,9 +57,7 @@ class ExternalFiles:
         entries: Mapping[str, str] = {entry.key: entry.value for entry in tensor.external_data}
         name = f"the tensor {tensor.name!r}"
         if "location" not in entries:
-            raise ModelError(
-                _PATH, f"{name} is stored outside of the model, but its file is not named", where
-            )
+            raise ModelError(_PATH, f"{name} is stored outside of the model, but its file is not named", where)
         return self.resolve(
             entries["location"],
             entries.get("offset"),
@@ -138,9 +134,7 @@ class ExternalFiles:
                 _MISSING, f"{name} is stored in {self.folder / location}: {error.strerror}", where
             ) from None
         if not stat.S_ISREG(status.st_mode):
-            raise ModelError(
-                _MISSING, f"{name} is stored in {self.folder / location}, which is no file", where
-            )
+            raise ModelError(_MISSING, f"{name} is stored in {self.folder / location}, which is no file", where)
         if not os.access(path, os.R_OK):
             raise ModelError(_MISSING, f"{name} is stored in {path}, which may not be read", where)
         self._known[location] = path, status.st_size
@@ -167,7 +161,7 @@ def _unsafe(location: object) -> str:
     if path.drive or path.root:
         return "is an absolute path; only files in the model's folder are read"
     if ".." in path.parts:
-        return "leads out of the model's folder with '..'"
+        return "contains '..'; only files in the model's folder are read"
     if not path.parts:
         return "names no file"
     return ""
@@ -178,6 +172,4 @@ def _number(value: str | int, key: str, name: str, where: Location | None) -> in
         return value
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         return int(value)
-    raise ModelError(
-        _RANGE, f"the {key} of {name} in its data file is {value!r}, not a number of bytes", where
-    )
+    raise ModelError(_RANGE, f"the {key} of {name} in its data file is {value!r}, not a number of bytes", where)
