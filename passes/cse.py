@@ -1,0 +1,110 @@
+"""cse: of operations that compute the same, keep the first. Takes and leaves any level.
+
+The same: definition, operands (the first two in either order where that does not matter) and attributes; no random
+draws, no effects, no regions. An operation in a region may give way to one of a block around it. Constants are
+compared by their bits up to 4 KB; sharing equal weights is left to `share-constants`.
+
+    %0 = exp %x : f32[n]
+    %1 = exp %x : f32[n]          ->      %0 = exp %x : f32[n]
+    %2 = add %0, %1 : f32[n]              %2 = add %0, %0 : f32[n]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..graph.core import Block, Operation
+from ..graph.data import TensorData
+from ..graph.infer import refine
+from ..graph.opdef import Trait
+from .base import Pass
+
+if TYPE_CHECKING:
+    from ..graph.module import Module
+    from .context import PassContext
+
+SMALL_CONSTANT_BYTES = 4096
+
+
+class _Scope(NamedTuple):
+    """The first operation of each kind in one block, and the scopes of the blocks around it."""
+
+    block: Block
+    first: dict[Hashable, Operation]
+    outer: _Scope | None
+
+
+@dataclass(frozen=True)
+class CommonSubexpressions(Pass):
+    """Of operations that compute the same, keep the first."""
+
+    name = "cse"
+    level_in = None
+    level_out = None
+
+    def run(self, module: Module, context: PassContext) -> bool:
+        before = context.applications
+        for function in module.all_functions():
+            pending = [_Scope(function.block, {}, None)]
+            while pending:
+                scope = pending.pop()
+                for op in scope.block:
+                    pending.extend(_Scope(region.block, {}, scope) for region in op.regions.values())
+                    key = None if op.regions else _key(op)
+                    if key is None:
+                        continue
+                    first = _find(scope, key, op)
+                    if first is None:
+                        scope.first[key] = op
+                    elif not context.may_apply:
+                        return context.applications > before
+                    else:
+                        _merge(module, context, op, first)
+        return context.applications > before
+
+
+def _find(scope: _Scope, key: Hashable, op: Operation) -> Operation | None:
+    """An operation with this key that has run wherever `op` runs."""
+    current: _Scope | None = scope
+    place: Operation | None = op
+    while current is not None and place is not None:
+        found = current.first.get(key)
+        # Outer blocks were walked to their end before this one, so there the order must be asked for.
+        if found is not None and (current is scope or found.is_before(place)):
+            return found
+        current, place = current.outer, place.parent_op
+    return None
+
+
+def _merge(module: Module, context: PassContext, op: Operation, first: Operation) -> None:
+    with context.rewrite(module, "merge-equal", op, f"computes the same as {first.location}") as rewriter:
+        for kept, gone in zip(first.results, op.results, strict=True):
+            merged = refine(kept.type, gone.type)
+            if merged is not None:
+                rewriter.set_type(kept, merged)
+        rewriter.replace(op, first.results)
+
+
+def _key(op: Operation) -> Hashable | None:
+    """What operations that compute the same have in common; None for one that cannot be merged."""
+    if not op.definition.is_pure:
+        return None
+    operands = [id(operand) for operand in op.operands]
+    if Trait.COMMUTATIVE in op.definition.traits and len(operands) >= 2 and operands[0] > operands[1]:
+        operands[:2] = operands[1], operands[0]
+    names = {*op.attributes, *op.definition.attribute_specs}
+    attributes = tuple((name, _attribute_key(op.attr(name))) for name in sorted(names))
+    return (id(op.definition), tuple(operands), attributes, len(op.results))
+
+
+def _attribute_key(value: object) -> Hashable:
+    if isinstance(value, TensorData):
+        return value.sha256 if value.nbytes <= SMALL_CONSTANT_BYTES else id(value)
+    if isinstance(value, float):
+        # Hex tells -0.0 from 0.0 and keeps nan equal to itself.
+        return value.hex()
+    if isinstance(value, tuple):
+        return tuple(map(_attribute_key, value))
+    return (type(value).__name__, str(value)) if isinstance(value, int | str) else value

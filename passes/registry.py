@@ -1,0 +1,57 @@
+"""Names of passes. Built-in passes are a static table, so that naming one imports only its own module."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+
+from ..graph.diagnostics import UsageError
+from .base import Pass
+
+# name -> "module:Class", relative to this package; a test imports them all and compares names.
+BUILTIN: dict[str, str] = {
+    "cse": "cse:CommonSubexpressions",
+    "dce": "dce:DeadCode",
+    "remove-identity": "remove_identity:RemoveIdentity",
+}
+
+_registered: dict[str, type[Pass]] = {}
+
+
+def register(cls: type[Pass]) -> type[Pass]:
+    """Class decorator: make a pass of another package usable in pipeline text.
+
+    Raises UsageError if its name is missing or taken.
+    """
+    if not cls.name:
+        raise UsageError("pass/name", f"{cls.__name__} has no name")
+    if cls.name in BUILTIN or cls.name in _registered:
+        raise UsageError("pass/name", f"there is a pass called {cls.name!r} already")
+    _registered[cls.name] = cls
+    return cls
+
+
+def unregister(name: str) -> None:
+    """Forget a registered pass (for tests and interactive use)."""
+    del _registered[name]
+
+
+def pass_class(name: str) -> type[Pass]:
+    """The pass called `name`. Raises UsageError, with the nearest names, if there is none."""
+    if name in _registered:
+        return _registered[name]
+    target = BUILTIN.get(name)
+    if target is None:
+        near = difflib.get_close_matches(name, names(), 3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"the passes are: {', '.join(names())}"
+        raise UsageError("pipeline/unknown-pass", f"there is no pass called {name!r}", notes=[hint])
+    module_name, _, class_name = target.partition(":")
+    found = getattr(importlib.import_module(f".{module_name}", __package__), class_name)
+    assert isinstance(found, type)
+    assert issubclass(found, Pass)
+    return found
+
+
+def names() -> list[str]:
+    """The names of all passes, sorted."""
+    return sorted((*BUILTIN, *_registered))
