@@ -1,0 +1,251 @@
+"""Check nodes against the schemas of the opset they were written for, before anything is made of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import onnx.defs
+from onnx import AttributeProto, NodeProto
+
+from ...graph import types
+from ...graph.core import Value
+from ...graph.diagnostics import DiagnosticLog
+from ...graph.location import Location
+
+_OPTIONS = onnx.defs.OpSchema.FormalParameterOption
+
+
+@cache
+def newest_opsets() -> dict[str, int]:
+    """The newest version of each standard domain that the installed onnx knows."""
+    newest: dict[str, int] = {}
+    for schema in onnx.defs.get_all_schemas():
+        newest[schema.domain] = max(newest.get(schema.domain, 1), int(schema.since_version))
+    newest[""] = max(newest[""], int(onnx.defs.onnx_opset_version()))
+    return newest
+
+
+class Signature:
+    """What a node of one operator, at one version, must look like."""
+
+    def __init__(self, schema: onnx.defs.OpSchema) -> None:
+        self.schema = schema
+        self.name = schema.name
+        self.attributes = {name: _kind_code(item) for name, item in schema.attributes.items()}
+        self.required = [name for name, item in schema.attributes.items() if item.required]
+        self.inputs = list(schema.inputs)
+        self.minimum, self.maximum = int(schema.min_input), int(schema.max_input)
+        self.minimum_output, self.maximum_output = int(schema.min_output), int(schema.max_output)
+        allowed = {item.type_param_str: frozenset(item.allowed_type_strs) for item in schema.type_constraints}
+        # Per input: the type variable (None if the type stands there itself) and the types it may have.
+        self.input_types = [
+            (
+                item.type_str if item.type_str in allowed else None,
+                allowed.get(item.type_str, frozenset({item.type_str})),
+            )
+            for item in self.inputs
+        ]
+
+    def input_position(self, index: int) -> int:
+        return min(index, len(self.inputs) - 1)
+
+
+class SchemaChecker:
+    """Checks the nodes of one graph or function body, whose opset imports are `opsets`, and logs what is wrong."""
+
+    def __init__(self, opsets: Mapping[str, int], log: DiagnosticLog) -> None:
+        self.opsets = opsets
+        self.log = log
+        self._signatures: dict[tuple[str, str], Signature | None] = {}
+        self._reported_domains: set[str] = set()
+
+    def signature(self, domain: str, op_type: str, location: Location) -> Signature | None:
+        """The signature for a standard operator; None, and an error, if there is none.
+
+        Of an operator of another domain nothing is known: None, without an error.
+        """
+        key = (domain, op_type)
+        if key not in self._signatures:
+            self._signatures[key] = self._find(domain, op_type)
+        found = self._signatures[key]
+        if found is None and domain in newest_opsets():
+            self._report_unknown(domain, op_type, location)
+        return found
+
+    def is_standard(self, domain: str) -> bool:
+        """Whether ONNX defines `domain`, so that an operator it does not know there is an error."""
+        return domain in newest_opsets()
+
+    def _find(self, domain: str, op_type: str) -> Signature | None:
+        version = self.opsets.get(domain)
+        if version is None or domain not in newest_opsets():
+            return None
+        try:
+            schema = onnx.defs.get_schema(op_type, version, domain)
+        except onnx.defs.SchemaError:
+            return None
+        return None if schema.deprecated else Signature(schema)
+
+    def _report_unknown(self, domain: str, op_type: str, location: Location) -> None:
+        shown = domain or "ai.onnx"
+        version = self.opsets.get(domain)
+        if version is None:
+            if domain not in self._reported_domains:
+                self._reported_domains.add(domain)
+                self.log.error(
+                    "onnx/opset-missing", f"the model uses operators of {shown} but imports no version of it", location
+                )
+            return
+        notes = _hints(domain, op_type, version)
+        self.log.error("onnx/unknown-op", f"{shown} opset {version} has no operator {op_type!r}", location, *notes)
+
+    def check(self, node: NodeProto, signature: Signature, location: Location) -> bool:
+        """Log everything wrong with the counts of inputs and outputs and with the attributes; whether all is well."""
+        before = len(self.log.errors)
+        _check_counts(node, signature, self.log, location)
+        given: dict[str, AttributeProto] = {}
+        for attribute in node.attribute:
+            given[attribute.name] = attribute
+            wanted = signature.attributes.get(attribute.name)
+            if wanted is None:
+                near = difflib.get_close_matches(attribute.name, signature.attributes, n=1)
+                notes = (
+                    [f"did you mean {near[0]!r}?"] if near else [f"it has {', '.join(signature.attributes) or 'none'}"]
+                )
+                self.log.error(
+                    "onnx/unknown-attribute", f"{signature.name} has no attribute {attribute.name!r}", location, *notes
+                )
+            elif attribute.type not in (wanted, AttributeProto.UNDEFINED):
+                self.log.error(
+                    "onnx/attribute-type",
+                    f"attribute {attribute.name!r} of {signature.name} is {_kind(attribute.type)}, not {_kind(wanted)}",
+                    location,
+                )
+        for name in signature.required:
+            if name not in given:
+                self.log.error("onnx/attribute-missing", f"{signature.name} needs its attribute {name!r}", location)
+        return len(self.log.errors) == before
+
+    def check_types(self, operands: Sequence[Value | None], signature: Signature, location: Location) -> bool:
+        """Log an error for the first operand whose type the schema does not allow; whether there is none."""
+        bound: dict[str, tuple[str, int]] = {}
+        for index, operand in enumerate(operands):
+            text = type_text(operand.type) if operand is not None else None
+            if operand is None or text is None:
+                continue
+            position = signature.input_position(index)
+            variable, allowed = signature.input_types[position]
+            formal = signature.inputs[position]
+            if text not in allowed:
+                self.log.error(
+                    "onnx/operand-type",
+                    f"input {formal.name!r} of {signature.name} is {operand.type}, which opset "
+                    f"{self.opsets.get(signature.schema.domain)} does not allow",
+                    location,
+                    f"allowed are {', '.join(sorted(allowed))}",
+                )
+                return False
+            if variable is None or (formal.option == _OPTIONS.Variadic and not formal.is_homogeneous):
+                continue
+            first, first_index = bound.setdefault(variable, (text, index))
+            if first != text:
+                other = signature.inputs[signature.input_position(first_index)].name
+                self.log.error(
+                    "onnx/operand-type",
+                    f"inputs {other!r} ({first}) and {formal.name!r} ({text}) of {signature.name} must have one type",
+                    location,
+                )
+                return False
+        return True
+
+
+def _check_counts(node: NodeProto, signature: Signature, log: DiagnosticLog, location: Location) -> None:
+    count, outputs = len(node.input), len(node.output)
+    if count > signature.maximum:
+        log.error(
+            "onnx/operand-count", f"{signature.name} takes at most {signature.maximum} inputs, not {count}", location
+        )
+        return
+    for index, formal in enumerate(signature.inputs):
+        absent = index >= count or not node.input[index]
+        if formal.option == _OPTIONS.Single and absent:
+            log.error("onnx/operand-missing", f"{signature.name} needs its input {formal.name!r}", location)
+        elif formal.option == _OPTIONS.Variadic and count - index < formal.min_arity:
+            log.error(
+                "onnx/operand-missing", f"{signature.name} needs at least {formal.min_arity} {formal.name!r}", location
+            )
+    if not signature.minimum_output <= outputs <= signature.maximum_output:
+        least, most = signature.minimum_output, signature.maximum_output
+        wanted = str(least) if least == most else f"{least} to {most}"
+        log.error("onnx/result-count", f"{signature.name} gives {wanted} outputs, not {outputs}", location)
+
+
+def _kind_code(attribute: Any) -> int:
+    return AttributeProto.AttributeType.Value(attribute.type.name)
+
+
+def _kind(code: int) -> str:
+    return f"of type {AttributeProto.AttributeType.Name(code)}" if code else "without type"
+
+
+def _hints(domain: str, op_type: str, version: int) -> list[str]:
+    """What the author of an unknown operator may have meant."""
+    history = [
+        schema
+        for schema in onnx.defs.get_all_schemas_with_history()
+        if schema.domain == domain and schema.name == op_type
+    ]
+    later = [int(schema.since_version) for schema in history if schema.since_version > version]
+    if any(schema.deprecated and schema.since_version <= version for schema in history):
+        gone = max(int(schema.since_version) for schema in history if schema.deprecated)
+        return [f"it was removed in opset {gone}"]
+    if later:
+        return [f"it exists from opset {min(later)} on: the model's opset import is too old for it"]
+    standard = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == domain}
+    near = difflib.get_close_matches(op_type, sorted(standard), n=1)
+    if near:
+        return [f"did you mean {near[0]!r}?"]
+    return ["an operator of your own needs a domain of its own"]
+
+
+_type_texts: dict[types.Type, str | None] = {}
+
+
+def type_text(type: types.Type) -> str | None:
+    """ONNX's text for a type without its dims, such as `tensor(float)`; None where something in it is unknown."""
+    if type not in _type_texts:
+        _type_texts[type] = _type_text(type)
+    return _type_texts[type]
+
+
+_DTYPE_TEXTS = {
+    "f32": "float", "f64": "double", "c64": "complex64", "c128": "complex128", "bf16": "bfloat16", "f16": "float16",
+    "f8e4m3fn": "float8e4m3fn", "f8e4m3fnuz": "float8e4m3fnuz", "f8e5m2": "float8e5m2", "f8e5m2fnuz": "float8e5m2fnuz",
+    "f4e2m1": "float4e2m1", "f8e8m0": "float8e8m0", "f6e2m3": "float6e2m3", "f6e3m2": "float6e3m2",
+    "bool": "bool", "string": "string",
+}  # fmt: skip
+
+
+def _dtype_text(name: str) -> str:
+    if name in _DTYPE_TEXTS:
+        return _DTYPE_TEXTS[name]
+    return f"uint{name[1:]}" if name.startswith("u") else f"int{name[1:]}"
+
+
+def _type_text(type: types.Type) -> str | None:
+    if isinstance(type, types.TensorType):
+        return f"tensor({_dtype_text(type.dtype.name)})"
+    if isinstance(type, types.SparseTensorType):
+        return f"sparse_tensor({_dtype_text(type.dtype.name)})"
+    if isinstance(type, types.SequenceType):
+        inner = type_text(type.element)
+        return f"seq({inner})" if inner else None
+    if isinstance(type, types.OptionalType):
+        inner = type_text(type.element)
+        return f"optional({inner})" if inner else None
+    if isinstance(type, types.MapType) and isinstance(type.value, types.TensorType):
+        return f"map({_dtype_text(type.key.name)}, {_dtype_text(type.value.dtype.name)})"
+    return None

@@ -1,0 +1,72 @@
+"""What the readers of one model share: the log, the symbols, the tensors; and how names find values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ...graph import types
+from ...graph.core import Value
+from ...graph.diagnostics import Diagnostic, DiagnosticLog, TilewrightError
+from ...graph.dims import FreshSymbols
+from ...graph.location import Location
+from ...graph.types import Type
+from .read_tensors import MAX_ELEMENTS, TensorReader
+
+
+class Scope:
+    """The names visible in one graph: its own and, behind them, those of the graphs around it."""
+
+    __slots__ = ("names", "outer")
+
+    def __init__(self, outer: Scope | None = None) -> None:
+        self.names: dict[str, Value] = {}
+        self.outer = outer
+
+    def find(self, name: str) -> Value | None:
+        scope: Scope | None = self
+        while scope is not None:
+            value = scope.names.get(name)
+            if value is not None:
+                return value
+            scope = scope.outer
+        return None
+
+    def visible(self) -> Iterator[str]:
+        """All names, nearest first."""
+        scope: Scope | None = self
+        while scope is not None:
+            yield from scope.names
+            scope = scope.outer
+
+
+@dataclass
+class ReadContext:
+    """`calls` are domain and name of the model-local functions; `look_for_unknown` see residual.py."""
+
+    log: DiagnosticLog
+    tensors: TensorReader
+    symbols: FreshSymbols
+    ir_version: int
+    calls: frozenset[tuple[str, str]] = frozenset()
+    look_for_unknown: bool = False
+    _checked: set[Type] = field(default_factory=set)
+
+    def report(self, error: TilewrightError, location: Location | None = None) -> None:
+        """Log a caught error; `location` says where if the error does not."""
+        for found in error.diagnostics:
+            self.log.diagnostics.append(
+                Diagnostic(found.code, found.message, found.location or location, found.notes, excerpt=found.excerpt)
+            )
+
+    def check_shape(self, type: Type, what: str, location: Location | None) -> None:
+        """Log an error for a tensor type with more elements than can exist."""
+        if type in self._checked or not isinstance(type, types.TensorType) or type.shape is None:
+            return
+        self._checked.add(type)
+        known = 1
+        for dim in type.shape:
+            if isinstance(dim, int):
+                known *= dim
+        if known > MAX_ELEMENTS:
+            self.log.error("onnx/huge-shape", f"{what} is {type}: more elements than can exist", location)
