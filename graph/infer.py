@@ -7,23 +7,26 @@ puts the operation's location on any error.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from . import types
 from .core import Operation, Value
-from .data import TensorData
+from .data import TensorData, UnresolvedData
 from .diagnostics import TypeInferenceError
 from .dims import Dim, FreshSymbols
+from .dtypes import DType
 from .types import TensorType, Type
 
-# An integer tensor whose elements are dims: a numpy object array of int and DimExpr.
-SymbolicArray: TypeAlias = npt.NDArray[np.object_]
+# A tensor of integers or booleans whose elements are known: a numpy object array of int and DimExpr, or of bool.
+SymbolicArray: TypeAlias = npt.NDArray[Any]
 
 # Shape computations are short vectors; anything longer is data, not a shape.
 MAX_SYMBOLIC_ELEMENTS = 1024
+# Up to this many elements, each unknown one gets a symbol, so that what is known beside it is not lost.
+MAX_UNKNOWN_ELEMENTS = 16
 
 
 class InferenceContext:
@@ -51,7 +54,7 @@ class InferenceContext:
         """The elements of a constant operand, or of one whose propagated elements are all numbers."""
         data = self.data(value)
         if data is not None:
-            return data.numpy()
+            return None if isinstance(data, UnresolvedData) else data.numpy()
         symbolic = self.symbolic(value)
         if symbolic is None or value is None or not isinstance(value.type, TensorType):
             return None
@@ -60,8 +63,12 @@ class InferenceContext:
         return symbolic.astype(value.type.dtype.numpy)
 
     def symbolic(self, value: Value | None) -> SymbolicArray | None:
-        """The elements of an integer operand as dims, if they are known; shape as the operand's."""
-        if value is None or not isinstance(value.type, TensorType) or not value.type.dtype.is_integer:
+        """The elements of a short integer (or bool) operand as dims (or bools); shape as the operand's.
+
+        In a very short vector an element that does not follow from shapes and constants is a symbol without bounds;
+        otherwise the answer is None unless all elements are known.
+        """
+        if value is None or not _may_hold_shape(value.type):
             return None
         if value in self._symbolic:
             return self._symbolic[value]
@@ -75,47 +82,75 @@ class InferenceContext:
                 continue
             pending.pop()
             if current not in self._symbolic:
-                self._symbolic[current] = self._propagate(current)
+                self._propagate(current)
         return self._symbolic[value]
 
     def _unknown_operands(self, value: Value) -> list[Value]:
         producer = value.producer
-        if producer is None or producer.name == "const" or len(producer.results) != 1:
+        if producer is None or producer.name == "const":
             return []
         return [
             operand
             for operand in producer.operand_values
-            if isinstance(operand.type, TensorType)
-            and operand.type.dtype.is_integer
-            and operand not in self._symbolic
-            and _is_short(operand.type)
+            if operand not in self._symbolic and _may_hold_shape(operand.type) and operand is not value
         ]
 
-    def _propagate(self, value: Value) -> SymbolicArray | None:
-        if not isinstance(value.type, TensorType) or not _is_short(value.type):
-            return None
+    def _propagate(self, value: Value) -> None:
+        """Find the elements of `value` and of the other results of its producer."""
         data = self.data(value)
-        if data is not None:
-            if data.dtype.bits < 8:
-                return None
-            elements = np.empty(data.shape, object)
-            elements.reshape(-1)[:] = [int(item) for item in data.numpy().flat]
-            return elements
         producer = value.producer
-        if producer is None or len(producer.results) != 1:
+        if data is not None:
+            self._symbolic[value] = _elements_of(data)
+            return
+        found = None if producer is None else producer.definition.propagate(producer, self)
+        if found is None or isinstance(found, np.ndarray):
+            found = [found]
+        for index, result in enumerate([value] if producer is None else producer.results):
+            elements = found[index] if index < len(found) else None
+            self._symbolic[result] = self._checked(result, elements)
+
+    def _checked(self, value: Value, elements: SymbolicArray | None) -> SymbolicArray | None:
+        if not isinstance(value.type, TensorType):
             return None
-        result = producer.definition.propagate(producer, self)
-        return None if result is None or result.size > MAX_SYMBOLIC_ELEMENTS else result
+        shape = value.type.static_shape
+        if elements is not None and elements.size <= MAX_SYMBOLIC_ELEMENTS and _fits(elements, value.type.dtype):
+            return elements if shape is None or shape == elements.shape else None
+        # Nothing is known of the elements; if there are few, give each a name of its own.
+        if not value.type.dtype.is_integer or shape is None or len(shape) > 1 or sum(shape) > MAX_UNKNOWN_ELEMENTS:
+            return None
+        unknown = np.empty(shape, object)
+        unknown.reshape(-1)[:] = [self.symbols.fresh(None) for _ in range(unknown.size)]
+        return unknown
 
 
-def _is_short(type: TensorType) -> bool:
+def _may_hold_shape(type: Type) -> bool:
+    if not isinstance(type, TensorType) or not (type.dtype.is_integer or type.dtype.kind == "bool"):
+        return False
     elements = type.elements
     return not isinstance(elements, int) or elements <= MAX_SYMBOLIC_ELEMENTS
+
+
+def _elements_of(data: TensorData) -> SymbolicArray | None:
+    if data.dtype.bits < 8 or data.elements > MAX_SYMBOLIC_ELEMENTS or isinstance(data, UnresolvedData):
+        return None
+    elements = np.empty(data.shape, object)
+    elements.reshape(-1)[:] = data.numpy().ravel().tolist()
+    return elements
+
+
+def _fits(elements: SymbolicArray, dtype: DType) -> bool:
+    """Whether all numbers are within the dtype's range: what would have wrapped around is not known."""
+    if dtype.kind == "bool":
+        return all(isinstance(item, bool) for item in elements.flat)
+    low = -(1 << (dtype.bits - 1)) if dtype.kind == "int" else 0
+    high = (1 << (dtype.bits - (dtype.kind == "int"))) - 1
+    return all(low <= item <= high for item in elements.flat if isinstance(item, int))
 
 
 def infer_types(op: Operation, context: InferenceContext) -> list[Type]:
     """The types of `op`'s results. Raises TypeInferenceError, with the operation's location, if operands do not fit."""
     try:
+        check_dtypes(op)
         inferred = list(op.definition.infer(op, context))
     except TypeInferenceError as error:
         if error.diagnostics[0].location is None:
@@ -131,6 +166,31 @@ def infer_types(op: Operation, context: InferenceContext) -> list[Type]:
             "infer/result-count", f"{op.name} gives {len(inferred)} results, {len(op.results)} are used", op.location
         )
     return inferred[: len(op.results)]
+
+
+def check_dtypes(op: Operation) -> None:
+    """Raise `dtype/mismatch` if operands that ONNX's schema ties to one element type have different ones."""
+    schema = op.definition.schema
+    if schema is None or not schema.dtype_variables:
+        return
+    seen: dict[str, tuple[int, DType]] = {}
+    for index, operand in enumerate(op.operands):
+        variable = schema.dtype_variables[min(index, len(schema.dtype_variables) - 1)]
+        if operand is None or variable is None or not isinstance(operand.type, TensorType):
+            continue
+        dtype = operand.type.dtype
+        if isinstance(variable, DType):
+            if dtype is not variable:
+                raise TypeInferenceError(
+                    "dtype/mismatch", f"{op.name} needs {variable} as its input {index}, got {dtype}"
+                )
+            continue
+        first, wanted = seen.setdefault(variable, (index, dtype))
+        if dtype is not wanted:
+            raise TypeInferenceError(
+                "dtype/mismatch",
+                f"{op.name} needs one element type for its inputs {first} and {index}, got {wanted} and {dtype}",
+            )
 
 
 def describe_operands(op: Operation) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import onnx.defs
 
+from .dtypes import BY_ONNX_CODE, DType
 from .module import INTERNAL_OPSET
 from .opdef import AttributeSpec, Parameter, ParameterKind, mnemonic
 
@@ -32,6 +33,9 @@ class Schema:
     inputs: tuple[Parameter, ...]
     outputs: tuple[Parameter, ...]
     attributes: dict[str, AttributeSpec]
+    # Per input, what ties its element type: a type variable such as "T", or the one DType it must have; None where
+    # ONNX ties nothing (heterogeneous variadic inputs, sequences).
+    dtype_variables: tuple[str | DType | None, ...]
 
     @property
     def since_version(self) -> int:
@@ -58,6 +62,7 @@ def find_schema(domain: str, op_type: str, version: int | None) -> Schema | None
         tuple(_parameter(item, schema) for item in schema.inputs),
         tuple(_parameter(item, schema) for item in schema.outputs),
         {name: _attribute(item) for name, item in schema.attributes.items()},
+        tuple(map(_dtype_variable, schema.inputs)),
     )
 
 
@@ -75,6 +80,15 @@ def _parameter(item: Any, schema: onnx.defs.OpSchema) -> Parameter:
         option.Variadic: ParameterKind.VARIADIC,
     }
     return Parameter(item.name, kinds[item.option], frozenset(item.types), int(item.min_arity))
+
+
+def _dtype_variable(item: Any) -> str | DType | None:
+    if not item.is_homogeneous:
+        return None
+    text = str(item.type_str)
+    if text.startswith("tensor("):
+        return BY_ONNX_CODE[onnx.TensorProto.DataType.Value(text[7:-1].upper())]
+    return text if "(" not in text else None
 
 
 def _attribute(item: Any) -> AttributeSpec:

@@ -37,6 +37,7 @@ from . import types
 if TYPE_CHECKING:
     from .builder import OpBuilder
     from .core import AttributeValue, Operation, Value
+    from .dims import Dim
     from .infer import InferenceContext, SymbolicArray
     from .onnx_schema import Schema
     from .types import Type
@@ -171,8 +172,26 @@ class OpDefinition:
 
         return infer_with_onnx(self.schema, op, context)
 
-    def propagate(self, op: Operation, context: InferenceContext) -> SymbolicArray | None:
-        """The elements of the (only, integer) result as dims, if they follow from shapes; else None."""
+    def propagate(
+        self, op: Operation, context: InferenceContext
+    ) -> SymbolicArray | Sequence[SymbolicArray | None] | None:
+        """The elements of the integer result as dims, if they follow from shapes; else None.
+
+        Several results give a sequence with an entry for each.
+        """
+        return None
+
+    def flops(self, op: Operation) -> Dim | None:
+        """Arithmetic operations that one execution takes, from the operand and result types; None if unknown.
+
+        A multiply-add counts 2; comparing, rounding and each transcendental function count 1; moving data counts 0.
+        """
+        if self.traits & {Trait.INJECTIVE, Trait.SHAPE_ONLY}:
+            return 0
+        if Trait.ELEMENTWISE in self.traits:
+            return _elements(op.results[0].type)
+        if Trait.REDUCTION in self.traits and op.operands and op.operands[0] is not None:
+            return _elements(op.operands[0].type)
         return None
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:
@@ -197,6 +216,10 @@ class OpDefinition:
 
     def __repr__(self) -> str:
         return f"<OpDefinition {self.name}>"
+
+
+def _elements(type: Type) -> Dim | None:
+    return type.elements if isinstance(type, types.TensorType) else None
 
 
 class OpaqueDefinition(OpDefinition):
@@ -260,11 +283,13 @@ def find(domain: str, op_type: str, version: int | None = None) -> OpDefinition 
 
 def lookup(domain: str, op_type: str, version: int | None = None) -> OpDefinition:
     """Like `find`, but an unknown operator gives an opaque definition that is only carried through."""
-    definition = find(domain, op_type, version)
-    if definition is None:
-        key = (domain, op_type)
-        definition = _opaque.get(key) or _opaque.setdefault(key, OpaqueDefinition(domain, op_type))
-    return definition
+    return find(domain, op_type, version) or opaque(domain, op_type)
+
+
+def opaque(domain: str, op_type: str) -> OpaqueDefinition:
+    """The definition that only carries an operator through: for calls of model-local functions."""
+    key = (domain, op_type)
+    return _opaque.get(key) or _opaque.setdefault(key, OpaqueDefinition(domain, op_type))
 
 
 def find_by_name(name: str) -> OpDefinition | None:

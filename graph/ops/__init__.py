@@ -1,5 +1,5 @@
 """The operators, one file per family. Importing this package registers them all; it must stay light (no numerics)."""
 
-from . import structural
+from . import convolution, elementwise, matmul, movement, normalization, shape, structural
 
-__all__ = ["structural"]
+__all__ = ["convolution", "elementwise", "matmul", "movement", "normalization", "shape", "structural"]

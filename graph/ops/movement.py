@@ -1,0 +1,342 @@
+"""Operators that move elements by position: the result's elements are copies of operand elements, or a filling."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import types
+from ..dims import Dim, bounds, ceildiv, dim_max, dim_min
+from ..opdef import OpDefinition, Trait, op
+from ..types import Type
+from .common import (
+    SameShape,
+    Shape,
+    TensorOp,
+    constant_ints,
+    dtype_of,
+    element_dim,
+    error,
+    format_shape,
+    has_operand,
+    length_of,
+    normalize_axes,
+    normalize_axis,
+    operand_elements,
+    quotient,
+    require_rank,
+    same_dim,
+    shape_of,
+    unknown_dims,
+)
+from .values import is_non_negative
+
+if TYPE_CHECKING:
+    from ..core import Operation
+    from ..infer import InferenceContext, SymbolicArray
+
+INJECTIVE = frozenset({Trait.INJECTIVE})
+# Exporters write "to the end" as the largest number of some integer type; no real dim comes near the smallest of them.
+TO_THE_END = 2**31 - 1
+
+
+@op("Transpose")
+class Transpose(TensorOp):
+    """Dim i of the result is dim perm[i] of the operand; by default the dims are reversed."""
+
+    traits = INJECTIVE
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        shape, perm = shape_of(op, 0), op.attr("perm")
+        if shape is None:
+            return None if perm is None else unknown_dims(len(perm), context)
+        if perm is None:
+            return shape[::-1]
+        if sorted(perm) != list(range(len(shape))):
+            raise error("shape/transpose", f"perm={list(perm)} is no permutation of the axes of {format_shape(shape)}")
+        return [shape[axis] for axis in perm]
+
+    def propagate(self, op: Operation, context: InferenceContext) -> SymbolicArray | None:
+        elements = operand_elements(op, 0, context)
+        return None if elements is None else elements.transpose(op.attr("perm"))
+
+
+@op("Concat")
+class Concat(TensorOp):
+    """Operands side by side along `axis`; all other dims are equal."""
+
+    traits = INJECTIVE
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        shapes = [shape_of(op, index) for index in range(len(op.operands))]
+        known = [shape for shape in shapes if shape is not None]
+        if not known:
+            return None
+        rank = len(known[0])
+        axis = normalize_axis(op.attr("axis"), rank, op)
+        mismatch = functools.partial(
+            error, "shape/concat", f"concat along axis {axis} does not fit {', '.join(map(format_shape, known))}"
+        )
+        if any(len(shape) != rank for shape in known):
+            raise mismatch()
+        result = list(known[0])
+        for shape in known[1:]:
+            for position in range(rank):
+                if position != axis:
+                    result[position] = same_dim(result[position], shape[position], context, mismatch)
+        result[axis] = context.fresh() if len(known) < len(shapes) else sum((s[axis] for s in known), start=0)
+        return result
+
+    def propagate(self, op: Operation, context: InferenceContext) -> SymbolicArray | None:
+        parts = [context.symbolic(operand) for operand in op.operands]
+        present = [part for part in parts if part is not None]
+        return np.concatenate(present, op.attr("axis")) if len(present) == len(parts) else None
+
+
+@op("Split")
+class Split(OpDefinition):
+    """Parts along `axis`: of the sizes in `split`, else equal ones (the last may be smaller)."""
+
+    traits = INJECTIVE
+
+    def infer(self, op: Operation, context: InferenceContext) -> Sequence[Type]:
+        dtype, shape, count = dtype_of(op, 0), shape_of(op, 0), len(op.results)
+        if dtype is None:
+            return [types.UNKNOWN] * count
+        if shape is None:
+            return [types.tensor(dtype, None)] * count
+        axis = normalize_axis(op.attr("axis", 0), len(shape), op)
+        return [
+            types.tensor(dtype, (*shape[:axis], size, *shape[axis + 1 :]))
+            for size in self._sizes(op, shape[axis], count, context)
+        ]
+
+    def _sizes(self, op: Operation, dim: Dim, count: int, context: InferenceContext) -> list[Dim]:
+        if has_operand(op, 1):
+            given = operand_elements(op, 1, context)
+            if given is None:
+                return [context.fresh() for _ in range(count)]
+            sizes = [element_dim(item, context) for item in given.flat]
+            total = sum(sizes, start=0)
+            if len(sizes) != count or (isinstance(total, int) and isinstance(dim, int) and total != dim):
+                raise error("shape/split", f"split of {dim} into {count} parts of sizes {[*map(str, sizes)]}")
+            return sizes
+        if op.attr("num_outputs", count) != count:
+            raise error("shape/split", f"split has num_outputs={op.attr('num_outputs')} and {count} results")
+        part = ceildiv(dim, count)
+        last = dim - part * (count - 1)
+        if isinstance(last, int) and last < 0:
+            raise error("shape/split", f"{dim} cannot be split into {count} parts")
+        return [part] * (count - 1) + [last]
+
+    def propagate(self, op: Operation, context: InferenceContext) -> Sequence[SymbolicArray | None] | None:
+        elements = operand_elements(op, 0, context)
+        if elements is None:
+            return None
+        axis = normalize_axis(op.attr("axis", 0), elements.ndim, op)
+        sizes = self._sizes(op, elements.shape[axis], len(op.results), context)
+        static = [size for size in sizes if isinstance(size, int)]
+        if len(static) < len(sizes) or sum(static) != elements.shape[axis]:
+            return None
+        return np.split(elements, np.cumsum(static)[:-1].tolist(), axis)
+
+
+@op("Slice")
+class Slice(TensorOp):
+    """From `starts` to `ends` in `steps` along `axes`, counted and clamped as numpy does."""
+
+    traits = INJECTIVE
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        shape = shape_of(op, 0)
+        if shape is None:
+            return None
+        starts, ends = operand_elements(op, 1, context), operand_elements(op, 2, context)
+        steps = operand_elements(op, 4, context)
+        axes = self._axes(op, len(shape), context)
+        if axes is None:
+            return unknown_dims(len(shape), context)
+        result = list(shape)
+        for position, axis in enumerate(axes):
+            if starts is None or ends is None or (steps is None and has_operand(op, 4)):
+                result[axis] = context.fresh()
+                continue
+            step = 1 if steps is None else steps[position]
+            result[axis] = slice_dim(shape[axis], starts[position], ends[position], step, context)
+        return result
+
+    def _axes(self, op: Operation, rank: int, context: InferenceContext) -> list[int] | None:
+        if has_operand(op, 3):
+            axes = constant_ints(op, 3, context)
+            return None if axes is None else normalize_axes(axes, rank, op)
+        count = length_of(op, 1)
+        if count is not None and count > rank:
+            raise error("shape/slice", f"slice has {count} starts for {rank} dims")
+        return None if count is None else list(range(count))
+
+    def propagate(self, op: Operation, context: InferenceContext) -> SymbolicArray | None:
+        elements = operand_elements(op, 0, context)
+        starts, ends = constant_ints(op, 1, context), constant_ints(op, 2, context)
+        if elements is None or starts is None or ends is None:
+            return None
+        axes = self._axes(op, elements.ndim, context)
+        steps = constant_ints(op, 4, context) if has_operand(op, 4) else [1] * len(starts)
+        if axes is None or steps is None:
+            return None
+        selection = [slice(None)] * elements.ndim
+        for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+            # An end before the first element is written as a number so small that adding the dim keeps it negative.
+            stop = None if step < 0 and end < -elements.shape[axis] else end
+            selection[axis] = slice(start, stop, step)
+        return elements[tuple(selection)]
+
+
+def slice_dim(dim: Dim, start: Dim, end: Dim, step: Dim, context: InferenceContext) -> Dim:
+    """The number of elements from `start` to `end` in steps of `step` along a dim; fresh if a sign is not known."""
+    if not isinstance(step, int):
+        return context.fresh()
+    if step == 0:
+        raise error("shape/slice", "slice has a step of 0")
+    low, high = (0, dim) if step > 0 else (-1, dim - 1)
+    first = _clamped(start, dim, 0, high)
+    last = _clamped(end, dim, low, high)
+    if first is None or last is None:
+        return context.fresh()
+    count = ceildiv(last - first, step) if step > 0 else ceildiv(first - last, -step)
+    return dim_max(count, 0)
+
+
+def _clamped(position: Dim, dim: Dim, low: int, high: Dim) -> Dim | None:
+    """`position`, counted from the end if negative, within [low, high]; None if its sign is not known."""
+    if isinstance(position, int) and position >= TO_THE_END:
+        return high
+    if isinstance(position, int) and position <= -TO_THE_END:
+        return low
+    if not is_non_negative(position):
+        if not is_non_negative(-1 - position):
+            return None
+        position = position + dim
+    return dim_min(dim_max(position, low), high)
+
+
+@op("Pad")
+class Pad(TensorOp):
+    """Elements added (or, if negative, removed) before and after along each of `axes`."""
+
+    traits = INJECTIVE
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        shape, pads = shape_of(op, 0), operand_elements(op, 1, context)
+        if shape is None:
+            return None
+        axes: list[int] | None = list(range(len(shape)))
+        if has_operand(op, 3):
+            given = constant_ints(op, 3, context)
+            axes = None if given is None else normalize_axes(given, len(shape), op)
+        if axes is None or pads is None:
+            return unknown_dims(len(shape), context)
+        if pads.size != 2 * len(axes):
+            raise error("shape/pad", f"pad of {format_shape(shape)} needs {2 * len(axes)} pads, got {pads.size}")
+        result = list(shape)
+        for position, axis in enumerate(axes):
+            padding = pads[position] + pads[position + len(axes)]
+            padded = shape[axis] + padding
+            if isinstance(padded, int) and padded < 0:
+                raise error("shape/pad", f"pad leaves {padded} elements of dim {axis} of {format_shape(shape)}")
+            unbounded = bounds(padding)[0] is None
+            result[axis] = context.fresh() if unbounded else padded
+        return result
+
+
+@op("Tile")
+class Tile(TensorOp):
+    """The operand repeated along each axis."""
+
+    traits = INJECTIVE
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        shape, repeats = shape_of(op, 0), operand_elements(op, 1, context)
+        if shape is None:
+            return None
+        if repeats is None:
+            return unknown_dims(len(shape), context)
+        if repeats.size != len(shape):
+            raise error("shape/tile", f"tile of {format_shape(shape)} has {repeats.size} repeats")
+        return [dim * element_dim(count, context) for dim, count in zip(shape, repeats.flat, strict=True)]
+
+    def propagate(self, op: Operation, context: InferenceContext) -> SymbolicArray | None:
+        elements, repeats = operand_elements(op, 0, context), constant_ints(op, 1, context)
+        if elements is None or repeats is None or elements.size * int(np.prod(repeats)) > 1024:
+            return None
+        return np.tile(elements, repeats)
+
+
+@op("DepthToSpace")
+class DepthToSpace(TensorOp):
+    """[n, c, h, w] to [n, c / blocksize^2, h * blocksize, w * blocksize]."""
+
+    traits = INJECTIVE
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        shape, block = shape_of(op, 0), op.attr("blocksize")
+        if shape is None:
+            return unknown_dims(4, context)
+        require_rank(op, 0, shape, 4)
+        n, c, h, w = shape
+        return [n, quotient(c, block * block, op, "channels"), h * block, w * block]
+
+
+@op("SpaceToDepth")
+class SpaceToDepth(TensorOp):
+    """[n, c, h, w] to [n, c * blocksize^2, h / blocksize, w / blocksize]."""
+
+    traits = INJECTIVE
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        shape, block = shape_of(op, 0), op.attr("blocksize")
+        if shape is None:
+            return unknown_dims(4, context)
+        require_rank(op, 0, shape, 4)
+        n, c, h, w = shape
+        return [n, c * block * block, quotient(h, block, op, "height"), quotient(w, block, op, "width")]
+
+
+@op("Trilu")
+class Trilu(SameShape):
+    """One triangle of each matrix; the rest is zero."""
+
+    traits = INJECTIVE
+
+
+@op("ReverseSequence")
+class ReverseSequence(SameShape):
+    """The first sequence_lens[i] elements of each sequence in reverse order."""
+
+    traits = INJECTIVE
+
+
+@op("CenterCropPad")
+class CenterCropPad(TensorOp):
+    """Cropped or zero-padded around the centre to the dims in `shape`, along `axes`."""
+
+    traits = INJECTIVE
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        shape, target, axes = shape_of(op, 0), operand_elements(op, 1, context), op.attr("axes")
+        if shape is None:
+            return None
+        chosen = normalize_axes(range(len(shape)) if axes is None else axes, len(shape), op)
+        if target is not None and target.size != len(chosen):
+            raise error("shape/pad", f"center_crop_pad has {target.size} dims for {len(chosen)} axes")
+        result = list(shape)
+        for position, axis in enumerate(chosen):
+            result[axis] = context.fresh() if target is None else element_dim(target[position], context)
+        return result
+
+
+def replaced(shape: Shape, axis: int, *dims: Dim) -> Shape:
+    """`shape` with `dims` in place of the dim at `axis`."""
+    return (*shape[:axis], *dims, *shape[axis + 1 :])

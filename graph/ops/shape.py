@@ -1,0 +1,265 @@
+"""Operators about shapes: they read a tensor's dims, or keep its elements in order and change its dims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import dtypes
+from ..dims import Dim, exact_div, product, prove_equal
+from ..opdef import OpDefinition, Trait, op
+from ..types import Type
+from .common import (
+    Shape,
+    TensorOp,
+    broadcast,
+    constant_ints,
+    element_dim,
+    elements_of,
+    error,
+    format_shape,
+    has_operand,
+    length_of,
+    normalize_axes,
+    operand_elements,
+    shape_of,
+    unknown_dims,
+)
+from .values import as_elements, is_non_negative
+
+if TYPE_CHECKING:
+    from ..core import Operation
+    from ..dtypes import DType
+    from ..infer import InferenceContext, SymbolicArray
+
+
+@op("Shape")
+class ShapeOf(TensorOp):
+    """The dims of the operand from `start` up to `end`, as i64."""
+
+    traits = frozenset({Trait.SHAPE_ONLY})
+
+    def result_dtype(self, op: Operation) -> DType | None:
+        return dtypes.i64
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        shape = shape_of(op, 0)
+        return [context.fresh()] if shape is None else [len(self._selected(op, shape))]
+
+    def propagate(self, op: Operation, context: InferenceContext) -> SymbolicArray | None:
+        shape = shape_of(op, 0)
+        return None if shape is None else as_elements(list(self._selected(op, shape)))
+
+    def _selected(self, op: Operation, shape: Shape) -> Shape:
+        return shape[slice(op.attr("start", 0), op.attr("end"))]
+
+
+@op("Size")
+class Size(TensorOp):
+    """The number of elements, an i64 scalar."""
+
+    traits = frozenset({Trait.SHAPE_ONLY})
+
+    def result_dtype(self, op: Operation) -> DType | None:
+        return dtypes.i64
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        return ()
+
+    def propagate(self, op: Operation, context: InferenceContext) -> SymbolicArray | None:
+        elements = elements_of(shape_of(op, 0))
+        return None if elements is None else as_elements([elements], ())
+
+
+class KeepsOrder(TensorOp):
+    """All elements of the operand in the same order, under other dims."""
+
+    traits = frozenset({Trait.INJECTIVE})
+
+    def propagate(self, op: Operation, context: InferenceContext) -> SymbolicArray | None:
+        elements = operand_elements(op, 0, context)
+        shape = self.result_shape(op, context)
+        if elements is None or shape is None:
+            return None
+        static = [dim for dim in shape if isinstance(dim, int)]
+        return elements.reshape(static) if len(static) == len(shape) else None
+
+
+@op("Identity")
+class Identity(OpDefinition):
+    traits = frozenset({Trait.INJECTIVE})
+
+    def infer(self, op: Operation, context: InferenceContext) -> Sequence[Type]:
+        return [value.type for value in op.operand_values]
+
+    def propagate(self, op: Operation, context: InferenceContext) -> SymbolicArray | None:
+        return context.symbolic(op.operands[0])
+
+
+@op("Reshape")
+class Reshape(KeepsOrder):
+    """New dims from the elements of `shape`: -1 stands for what is left, 0 (unless allowzero) copies the old dim.
+
+    An element that is a dim of some tensor is taken as that dim, though as 0 it would copy: a model in which that
+    makes a difference has an empty tensor there and does not run in ONNX Runtime either.
+    """
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        target = operand_elements(op, 1, context)
+        if target is None:
+            return unknown_dims(length_of(op, 1), context)
+        dims = _target_dims(op, target, shape_of(op, 0))
+        return _resolve(op, dims, shape_of(op, 0), context)
+
+
+def _target_dims(op: Operation, target: SymbolicArray, shape: Shape | None) -> list[Dim | None]:
+    """The dims that Reshape's target says by itself; None for -1 and for what is unknown."""
+    dims: list[Dim | None] = []
+    for index, item in enumerate(target.flat):
+        if isinstance(item, int) and item < -1:
+            raise error("shape/reshape", f"reshape to {list(target.flat)}: {item} is no dim")
+        if isinstance(item, int) and item == 0 and not op.attr("allowzero", 0):
+            if shape is not None and index >= len(shape):
+                raise error(
+                    "shape/reshape", f"reshape to {list(target.flat)} copies dim {index} of {format_shape(shape)}"
+                )
+            dims.append(None if shape is None else shape[index])
+        else:
+            dims.append(item if is_non_negative(item) else None)
+    if sum(isinstance(item, int) and item == -1 for item in target.flat) > 1:
+        raise error("shape/reshape", f"reshape to {list(target.flat)}: only one dim can be -1")
+    return dims
+
+
+def _resolve(op: Operation, dims: list[Dim | None], shape: Shape | None, context: InferenceContext) -> Shape:
+    """Dims with the unknown one computed from the number of elements, if it is the only one."""
+    known, total = product(dim for dim in dims if dim is not None), elements_of(shape)
+    unknown = sum(dim is None for dim in dims)
+    target = format_shape(["?" if dim is None else dim for dim in dims])
+    if not unknown and total is not None and prove_equal(total, known) is False:
+        raise error(
+            "shape/reshape", f"reshape of {format_shape(shape)} to {target}: {total} elements do not become {known}"
+        )
+    rest: Dim | None = None
+    if unknown == 1 and total is not None and not (isinstance(known, int) and known == 0):
+        rest = exact_div(total, known)
+        if rest is None and isinstance(known, int):
+            if isinstance(total, int):
+                raise error(
+                    "shape/reshape", f"reshape of {format_shape(shape)} to {target}: {total} elements do not fit"
+                )
+            rest = total // known
+    return tuple(dim if dim is not None else context.fresh() if rest is None else rest for dim in dims)
+
+
+@op("Flatten")
+class Flatten(KeepsOrder):
+    """A matrix: the dims before `axis` multiplied, and those from it on."""
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        shape, axis = shape_of(op, 0), op.attr("axis", 1)
+        if shape is None:
+            return unknown_dims(2, context)
+        if not -len(shape) <= axis <= len(shape):
+            raise error("shape/axis", f"flatten has axis {axis}, but the rank is {len(shape)}")
+        if axis < 0:
+            axis += len(shape)
+        return [product(shape[:axis]), product(shape[axis:])]
+
+
+@op("Squeeze")
+class Squeeze(KeepsOrder):
+    """Drops the dims at `axes`, which must be 1; without axes every dim that is 1."""
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        shape = shape_of(op, 0)
+        if not has_operand(op, 1):
+            return None if shape is None else _without_ones(shape)
+        axes = constant_ints(op, 1, context)
+        if axes is None:
+            count = length_of(op, 1)
+            return None if shape is None or count is None else unknown_dims(len(shape) - count, context)
+        if shape is None:
+            return None
+        dropped = normalize_axes(axes, len(shape), op)
+        for axis in dropped:
+            if prove_equal(shape[axis], 1) is False:
+                raise error("shape/squeeze", f"squeeze needs dim {axis} of {format_shape(shape)} to be 1")
+        return [dim for axis, dim in enumerate(shape) if axis not in dropped]
+
+
+def _without_ones(shape: Shape) -> Shape | None:
+    """The dims that are not 1; None if for some that is open, for then so is the rank."""
+    is_one = [prove_equal(dim, 1) for dim in shape]
+    if None in is_one:
+        return None
+    return tuple(dim for dim, one in zip(shape, is_one, strict=True) if not one)
+
+
+@op("Unsqueeze")
+class Unsqueeze(KeepsOrder):
+    """Inserts dims of 1, so that they are at `axes` of the result."""
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        shape, axes = shape_of(op, 0), constant_ints(op, 1, context)
+        if shape is None:
+            return None
+        if axes is None:
+            count = length_of(op, 1)
+            return None if count is None else unknown_dims(len(shape) + count, context)
+        inserted = set(normalize_axes(axes, len(shape) + len(axes), op))
+        remaining = iter(shape)
+        return [1 if axis in inserted else next(remaining) for axis in range(len(shape) + len(axes))]
+
+
+@op("Expand")
+class Expand(TensorOp):
+    """Broadcasts the operand with the shape that `shape` holds (both ways: a 1 there keeps the operand's dim)."""
+
+    traits = frozenset({Trait.INJECTIVE})
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        target = operand_elements(op, 1, context)
+        if target is not None:
+            for item in target.flat:
+                if isinstance(item, int) and item < 0:
+                    raise error("shape/expand", f"expand to {list(target.flat)}: {item} is no dim")
+            wanted: Shape | None = tuple(element_dim(item, context) for item in target.flat)
+        else:
+            wanted = unknown_dims(length_of(op, 1), context)
+        return broadcast(op, [shape_of(op, 0), wanted], context)
+
+    def propagate(self, op: Operation, context: InferenceContext) -> SymbolicArray | None:
+        elements, target = operand_elements(op, 0, context), operand_elements(op, 1, context)
+        if elements is None or target is None or not all(isinstance(item, int) for item in target.flat):
+            return None
+        shape = np.broadcast_shapes(elements.shape, tuple(target.flat))
+        return np.broadcast_to(elements, shape).copy() if np.prod(shape, dtype=np.int64) <= 1024 else None
+
+
+@op("ConstantOfShape")
+class ConstantOfShape(TensorOp):
+    """A tensor of the shape that the operand holds, filled with `value` (default: f32 zero)."""
+
+    def result_dtype(self, op: Operation) -> DType | None:
+        value = op.attr("value")
+        return dtypes.f32 if value is None else value.dtype
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        target = operand_elements(op, 0, context)
+        if target is not None:
+            return [element_dim(item, context) for item in target.flat]
+        return unknown_dims(length_of(op, 0), context)
+
+    def propagate(self, op: Operation, context: InferenceContext) -> SymbolicArray | None:
+        target, value = constant_ints(op, 0, context), op.attr("value")
+        if target is None or value is None or int(np.prod(target)) > 1024:
+            return None
+        result = np.empty(target, object)
+        result.reshape(-1)[:] = value.numpy().reshape(-1)[0].item()
+        return result
+
+    def flops(self, op: Operation) -> Dim | None:
+        return 0
