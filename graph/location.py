@@ -7,10 +7,14 @@ user's Python file, `fold("a"#1, "b"#2)` a rewrite of several operations, `unkno
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
+
+# A rule's name that needs no quotes: a word of the IR's text form (see `lexer`).
+_PLAIN_RULE = re.compile(r"[^\W\d](?:\w|[.-](?=\w))*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,8 @@ class FusedLocation(Location):
     parts: tuple[Location, ...]
 
     def __str__(self) -> str:
-        return f"{self.rule}({', '.join(map(str, self.parts))})"
+        rule = self.rule if _PLAIN_RULE.fullmatch(self.rule) else json.dumps(self.rule, ensure_ascii=False)
+        return f"{rule}({', '.join(map(str, self.parts))})"
 
     @property
     def name(self) -> str:

@@ -99,7 +99,7 @@ class Module:
     def __str__(self) -> str:
         from .printer import print_module
 
-        return print_module(self)
+        return print_module(self, weights="none")
 
     def __repr__(self) -> str:
         return f"<Module {self.main.block.metadata.get('name', '')!r}: {sum(1 for _ in self.walk())} operations>"

@@ -1,0 +1,399 @@
+"""Text of the IR: one generic syntax made from the structure alone, the inverse of `parser`.
+
+    module onnx opsets={"": 17} <ir_version=8>
+
+    func @main(%x: f32[n, 768]) -> (%y: f32[n, 768]) {
+      %w = const #w0 : f32[768, 768]
+      %0 = matmul %x, %w : f32[n, 768]                                     @"/enc/0/q/MatMul"#7
+      %y = softmax %0 {axis=-1} : f32[n, 768]                              @"/enc/0/Softmax"#8
+      return %y
+    }
+
+    weights {
+      #w0 : f32[768, 768] sha256="..." file="model.onnx" offset=123
+    }
+
+The same module always prints the same way, and `print(parse(print(m)))` is `print(m)`. `docs/ir.md` has the grammar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from . import opdef
+from .core import AttributeReference, AttributeValue, Block, BlockOutput, Metadata, Operation, Region, Value
+from .data import MappedData, SparseData, TensorData, UnresolvedData
+from .dtypes import string
+from .lexer import HASH, PLAIN_NAME, PLAIN_WORD
+from .literals import bytes_text, float_text, quote, tensor_text
+from .location import UNKNOWN
+from .module import Function, FunctionKey, Module
+from .opdef import OpaqueDefinition, OpDefinition
+from .types import Type
+
+# "full": large tensors by hash and source. "none": by type only, so that nothing has to be read.
+Weights: TypeAlias = Literal["full", "none"]
+
+# Words that mean something else where an operator's name may stand.
+RESERVED = frozenset({"value_info", "none"})
+LOCATION_COLUMN = 76
+LINE_WIDTH = 112
+INLINE_ELEMENTS = 16  # a tensor of so few elements prints where it is used
+INLINE_CHARACTERS = 200
+LISTED_BYTES = 1024  # a tensor of so many bytes prints its elements in the weights section
+
+
+def print_module(module: Module, *, weights: Weights = "full", locations: bool = True) -> str:
+    """The text of `module`.
+
+    `weights="none"` never reads or hashes a large tensor; parsed back, its numbers are missing.
+    Without `locations` the text is easier to compare; parsed back, every location is unknown.
+    """
+    printer = _Printer(weights, locations)
+    printer.module(module)
+    return "\n".join(printer.lines) + "\n"
+
+
+def print_function(function: Function, *, weights: Weights = "none", locations: bool = True) -> str:
+    """The text of one function alone."""
+    printer = _Printer(weights, locations)
+    printer.function(function)
+    return "\n".join(printer.lines) + "\n"
+
+
+def print_operation(op: Operation, names: Mapping[Value, str] | None = None) -> str:
+    """One line for `op`, its regions left out. `names` are those of its function, found again if not given."""
+    printer = _Printer("none", True)
+    printer.names.update(function_names(op) if names is None else names)
+    return printer.head(op)
+
+
+def excerpt(op: Operation, around: int = 5, names: Mapping[Value, str] | None = None) -> str:
+    """The operations around `op` in its block, one line each, `op` marked with `>`: context for an error message."""
+    before, after = op.previous, op.next
+    nearby = [op]
+    for _ in range(around):
+        if before is not None:
+            nearby.insert(0, before)
+            before = before.previous
+        if after is not None:
+            nearby.append(after)
+            after = after.next
+    names = function_names(op) if names is None else names
+    return "\n".join(f"{'>' if each is op else ' '} {print_operation(each, names)}" for each in nearby)
+
+
+def function_names(op: Operation) -> dict[Value, str]:
+    """The text of every value of the function (or detached tree of operations) that holds `op`."""
+    top = op
+    while top.parent_op is not None:
+        top = top.parent_op
+    return value_names(top.parent) if top.parent is not None else {}
+
+
+def value_names(block: Block) -> dict[Value, str]:
+    """The text of every value defined in `block` and below: `%name`, or `%0`, `%1`, ... for a value without a name.
+
+    A name that is taken in an enclosing scope gets an ordinal, `%name'1`; regions side by side may repeat names.
+    """
+    texts: dict[Value, str] = {}
+    taken: dict[str, int] = {}
+    unnamed = 0
+
+    def define(value: Value, scope: list[str]) -> None:
+        nonlocal unnamed
+        if value.name is None:
+            texts[value] = f"%{unnamed}"
+            unnamed += 1
+            return
+        ordinal = taken.get(value.name, 0)
+        taken[value.name] = ordinal + 1
+        scope.append(value.name)
+        texts[value] = f"%{_name(value.name)}'{ordinal}" if ordinal else f"%{_name(value.name)}"
+
+    def visit(inner: Block) -> None:
+        scope: list[str] = []
+        for argument in inner.arguments:
+            define(argument, scope)
+        for op in inner:
+            for result in op.results:
+                define(result, scope)
+            for region in op.regions.values():
+                visit(region.block)
+        for name in scope:
+            taken[name] -= 1
+
+    visit(block)
+    return texts
+
+
+def _name(name: str) -> str:
+    return name if PLAIN_NAME.fullmatch(name) else quote(name)
+
+
+def word(text: str) -> str:
+    """`text` as a word, in quotes unless it looks like one."""
+    return text if PLAIN_WORD.fullmatch(text) else quote(text)
+
+
+class _Printer:
+    """Collects `lines`; `names` and `weights` give each value and each large tensor its text."""
+
+    def __init__(self, weights: Weights, locations: bool) -> None:
+        self.full = weights == "full"
+        self.locations = locations
+        self.lines: list[str] = []
+        self.names: dict[Value, str] = {}
+        self.weights: dict[TensorData, str] = {}
+        self.op_names: dict[OpDefinition, str] = {}
+
+    # ---- modules and functions -----------------------------------------------------------------------------------
+
+    def module(self, module: Module) -> None:
+        head = f"module {word(module.level)} opsets={self.value(module.opsets)}"
+        self.lines.append(self.with_metadata(head, module.metadata))
+        for function in module.all_functions():
+            self.lines.append("")
+            self.function(function)
+        listed = self.weight_lines()
+        if listed:
+            self.lines += ["", "weights {", *(f"  {line}" for line in listed), "}"]
+
+    def function(self, function: Function) -> None:
+        self.names.update(value_names(function.block))
+        head = f"func @{_key(function.key)}"
+        if function.opsets:
+            head += f" opsets={self.value(function.opsets)}"
+        if function.attributes:
+            head += f" attributes={self.entries('{', self.formals(function), '}')}"
+        head = self.with_metadata(head, function.metadata)
+        defaults = {argument: f" = {self.tensor(data)}" for argument, data in function.defaults.items()}
+        self.block(head + " ", function.block, "", defaults)
+
+    def formals(self, function: Function) -> Iterable[str]:
+        """The attributes a call may set, with their defaults; a required one stands alone."""
+        for name, default in function.attributes.items():
+            yield word(name) if default is Function.REQUIRED else f"{word(name)}={self.value(default)}"
+
+    def block(self, head: str, block: Block, indent: str, defaults: Mapping[Value, str] | None = None) -> None:
+        arguments = [
+            f"{self.defined(argument)}: {argument.type}{(defaults or {}).get(argument, '')}"
+            for argument in block.arguments
+        ]
+        outputs = [self.output(output) for output in block.outputs]
+        text = f"{head}({', '.join(arguments)}) -> ({', '.join(outputs)})"
+        if len(indent) + len(text) > LINE_WIDTH:
+            text = f"{head}{_one_per_line(arguments, indent)} -> {_one_per_line(outputs, indent)}"
+        self.lines.append(indent + self.with_metadata(text, block.metadata, indent) + " {")
+        inner = indent + "  "
+        for op in block:
+            self.lines.append(inner + self.head(op, LOCATION_COLUMN - len(inner)))
+            for name, region in op.regions.items():
+                self.region(name, region, inner + "  ")
+        self.value_info(block, inner)
+        self.lines.append(indent + "}")
+
+    def region(self, name: str, region: Region, indent: str) -> None:
+        self.block(word(name), region.block, indent)
+
+    def output(self, output: BlockOutput) -> str:
+        type = "none" if output.type is None and output.name is None else str(output.type or "")
+        name = f"%{_name(output.name)}" if output.name is not None else ""
+        text = ": ".join(part for part in (name, type) if part)
+        return text if output.info is None else f"{text} {self.metadata(output.info)}"
+
+    def value_info(self, block: Block, indent: str) -> None:
+        """Which values the model file listed in `value_info`: a section of its own, after the terminator."""
+        values = [*block.arguments, *(result for op in block for result in op.results)]
+        items = [
+            f"{self.names[value]} {self.metadata(value.info)}" if value.info else self.names[value]
+            for value in values
+            if value.info is not None
+        ]
+        line = indent + "value_info"
+        for position, item in enumerate(items):
+            if len(line) + len(item) > LINE_WIDTH and position:
+                self.lines.append(line)
+                line = indent + "          "
+            line += f" {item}," if position < len(items) - 1 else f" {item}"
+        if items:
+            self.lines.append(line)
+
+    # ---- operations ----------------------------------------------------------------------------------------------
+
+    def head(self, op: Operation, column: int = LOCATION_COLUMN) -> str:
+        """The line of `op`: all of it but its regions."""
+        attributes = op.attributes
+        operands = [self.used(operand) for operand in op.operands]
+        if _is_plain_constant(op):
+            operands = [self.constant(attributes["value"], op.results[0].type)]
+            attributes = {name: value for name, value in attributes.items() if name != "value"}
+        parts = [self.op_name(op.definition)]
+        if op.results:
+            parts.insert(0, f"{', '.join(map(self.defined, op.results))} =")
+        if operands:
+            parts.append(", ".join(operands))
+        if attributes:
+            parts.append(self.attributes(op.definition, attributes))
+        if op.results:
+            parts.append(f": {', '.join(str(result.type) for result in op.results)}")
+        line = " ".join(parts)
+        if self.locations and op.location is not UNKNOWN:
+            line = f"{line.ljust(column)} @{op.location}"
+        return f"{line} {self.metadata(op.metadata)}" if op.metadata else line
+
+    def constant(self, value: TensorData | AttributeReference, type: Type) -> str:
+        """The operand-like value of a constant, without its own type where that is the result's."""
+        if isinstance(value, AttributeReference):
+            return self.value(value)
+        if value.type is not type:
+            return self.tensor(value)
+        return tensor_text(value) if _is_inline(value) else self.weight(value)
+
+    def defined(self, value: Value) -> str:
+        """A result or argument where it is defined; `_` for one that the model leaves out."""
+        return "_" if value.name == "" and not value.use_count else self.names.get(value) or self.used(value)
+
+    def used(self, value: Value | None) -> str:
+        if value is None:
+            return "none"
+        # A value of another function has no name here; such text is for reading only.
+        return self.names.get(value) or f"%{_name(value.name or '?')}'undefined"
+
+    def op_name(self, definition: OpDefinition) -> str:
+        text = self.op_names.get(definition)
+        if text is None:
+            text = self.op_names[definition] = _op_name(definition)
+        return text
+
+    def attributes(self, definition: OpDefinition, attributes: Mapping[str, AttributeValue]) -> str:
+        """`{axis=-1, ...}`: in the order of the schema, then others as they were set."""
+        names = [name for name in definition.attribute_specs if name in attributes]
+        names += [name for name in attributes if name not in definition.attribute_specs]
+        return self.entries("{", (f"{word(name)}={self.value(attributes[name])}" for name in names), "}")
+
+    # ---- attribute values and metadata ---------------------------------------------------------------------------
+
+    def value(self, value: Any) -> str:
+        """The text of an attribute or metadata value. Raises TypeError for a kind of value the IR does not have."""
+        if value is None:
+            return "none"
+        if isinstance(value, bool | np.bool_):
+            return "true" if value else "false"
+        if isinstance(value, int | np.integer):
+            return str(int(value))
+        if isinstance(value, float | np.floating):
+            return float_text(float(value))
+        if isinstance(value, str):
+            return quote(value)
+        if isinstance(value, bytes):
+            return bytes_text(value)
+        if isinstance(value, AttributeReference):
+            return f"${word(value.name)}: {value.kind}"
+        if isinstance(value, tuple | list):
+            return self.entries("[", map(self.value, value), "]")
+        if isinstance(value, dict):
+            return self.entries("{", (f"{quote(key)}: {self.value(item)}" for key, item in value.items()), "}")
+        if isinstance(value, TensorData):
+            return self.tensor(value)
+        if isinstance(value, Type):
+            return str(value)
+        raise TypeError(f"{value!r} cannot be an attribute or metadata, it has no text form")
+
+    @staticmethod
+    def entries(opening: str, items: Iterable[str], closing: str) -> str:
+        return f"{opening}{', '.join(items)}{closing}"
+
+    def metadata(self, metadata: Metadata) -> str:
+        return self.entries("<", (f"{word(name)}={self.value(value)}" for name, value in metadata.items()), ">")
+
+    def with_metadata(self, head: str, metadata: Metadata, indent: str = "") -> str:
+        """`head` and then `metadata`, on lines of its own if it is long."""
+        if not metadata:
+            return head
+        text = self.metadata(metadata)
+        last_line = head.rpartition("\n")[2]
+        if len(last_line) + len(text) < LINE_WIDTH:
+            return f"{head} {text}"
+        entries = [f"{word(name)}={self.value(value)}" for name, value in metadata.items()]
+        return f"{head} {_one_per_line(entries, indent, '<>')}"
+
+    # ---- tensors -------------------------------------------------------------------------------------------------
+
+    def tensor(self, data: TensorData) -> str:
+        """A tensor anywhere but in `const`: its elements with their type, or its place in the weights section."""
+        if _is_inline(data):
+            return f"{tensor_text(data)} : {data.type}"
+        return self.weight(data) if self.is_listed(data) else f"{self.weight(data)} : {data.type}"
+
+    def weight(self, data: TensorData) -> str:
+        if isinstance(data, SparseData) and data not in self.weights:
+            # Its parts are listed first, so that they are known where they are needed.
+            self.tensor(data.values)
+            self.tensor(data.indices)
+        return self.weights.setdefault(data, f"#w{len(self.weights)}")
+
+    def is_listed(self, data: TensorData) -> bool:
+        return self.full or isinstance(data, SparseData | UnresolvedData) or _is_short(data)
+
+    def weight_lines(self) -> list[str]:
+        return [f"{name} : {self.weight_source(data)}" for data, name in self.weights.items() if self.is_listed(data)]
+
+    def weight_source(self, data: TensorData) -> str:
+        if isinstance(data, SparseData):
+            return f"sparse<{data.type}> values={self.tensor(data.values)} indices={self.tensor(data.indices)}"
+        if _is_short(data):
+            return f"{data.type} = {tensor_text(data)}"
+        if isinstance(data, UnresolvedData) and not HASH.fullmatch(data.sha256):
+            return str(data.type)
+        text = f"{data.type} sha256={quote(data.sha256)}"
+        if isinstance(data, MappedData):
+            text += f" file={quote(data.file.path.name)} offset={data.offset}"
+        return text
+
+
+def _is_short(data: TensorData) -> bool:
+    """Whether the elements themselves are listed. Short strings take a few bytes, yet each needs quotes and a comma."""
+    if isinstance(data, UnresolvedData | SparseData):
+        return False
+    return data.elements <= LISTED_BYTES and data.nbytes <= LISTED_BYTES
+
+
+def _is_inline(data: TensorData) -> bool:
+    if data.elements > INLINE_ELEMENTS or isinstance(data, UnresolvedData | SparseData):
+        return False
+    return data.dtype is not string or data.nbytes <= INLINE_CHARACTERS
+
+
+def _one_per_line(items: list[str], indent: str, brackets: str = "()") -> str:
+    if len(items) < 2:
+        return f"{brackets[0]}{', '.join(items)}{brackets[1]}"
+    lines = "".join(f"\n{indent}  {item}," for item in items)
+    return f"{brackets[0]}{lines[:-1]}\n{indent}{brackets[1]}"
+
+
+def _is_plain_constant(op: Operation) -> bool:
+    value = op.attributes.get("value")
+    return (
+        op.name == "const"
+        and isinstance(value, TensorData | AttributeReference)
+        and not op.operands
+        and len(op.results) == 1
+    )
+
+
+def _key(key: FunctionKey) -> str:
+    domain = f"{word(key.domain)}::" if key.domain else ""
+    return f"{domain}{word(key.name)}" + (f":{word(key.overload)}" if key.overload else "")
+
+
+def _op_name(definition: OpDefinition) -> str:
+    """The operator's own name where it leads back to the definition, else `"domain"::"OpType"`."""
+    plain, known = definition.name, opdef.find_by_name(definition.name)
+    opaque = isinstance(definition, OpaqueDefinition) and definition.domain and "." not in definition.op_type
+    if PLAIN_WORD.fullmatch(plain) and plain not in RESERVED and (known is definition or (opaque and known is None)):
+        return plain
+    return f"{quote(definition.domain)}::{quote(definition.op_type)}"

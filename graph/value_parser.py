@@ -1,0 +1,242 @@
+"""Reading the leaves of IR text: attribute values, metadata, types, and tensors as literals or references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import dtypes, types
+from .core import AttributeReference, AttributeValue, Metadata
+from .data import TensorData, UnresolvedData
+from .dims import Dim, DimSyntaxError, parse_dim_prefix
+from .lexer import Token, TokenReader
+from .literals import bytes_of, float_of, nest, tensor_of, unquote
+from .types import TensorType, Type
+
+# The value of a constant, once the type of its result is known.
+Constant = Callable[[Type | None], AttributeValue]
+
+_WORDS = {"none": None, "true": True, "false": False, "nan": float("nan"), "inf": float("inf")}
+_ELEMENT_WORDS = frozenset({"true", "false", "nan", "inf"})
+_ATOMS: dict[str, Callable[[str], Any]] = {"int": int, "float": float_of, "string": unquote, "bytes": bytes_of}
+
+
+class ValueParser(TokenReader):
+    """`weights` holds the constants of the weights section, `types` every tensor type met, by its text."""
+
+    def __init__(self, text: str, source: str) -> None:
+        super().__init__(text, source)
+        self.weights: dict[str, TensorData] = {}
+        self.types: dict[str, TensorType] = {}
+
+    # ---- attribute values and metadata ---------------------------------------------------------------------------
+
+    def entries(self, closing: str, what: str, equals: str, value: Callable[[], Any] | None = None) -> dict[str, Any]:
+        """`name=value, ...` up to and including `closing`; no name twice."""
+        found: dict[str, Any] = {}
+
+        def entry() -> None:
+            token = self.token
+            name = self.word(what)
+            if name in found:
+                self.fail(f"{name} is given twice", token)
+            self.expect(equals)
+            found[name] = (value or self.value)()
+
+        self.items(closing, entry)
+        return found
+
+    def metadata(self) -> Metadata:
+        return self.entries(">", "a name", "=") if self.accept("<") else {}
+
+    def value(self) -> Any:
+        """A value of an attribute or of metadata; a literal followed by `: type` is a tensor."""
+        start = self.position
+        value = self.nested(self.plain_value)
+        if self.token.text == ":" and self.ahead.kind == "tensor":
+            self.position = start
+            return self.tensor()
+        return value
+
+    def plain_value(self) -> Any:
+        token = self.token
+        if token.kind == "weight":
+            return self.tensor()
+        if token.text in _WORDS:
+            return _WORDS[self.next().text]
+        if token.kind in ("word", "tensor"):
+            return self.type()
+        if token.kind in _ATOMS:
+            self.next()
+            return self.checked(token, lambda: _ATOMS[token.kind](token.text))
+        if self.accept("["):
+            return tuple(self.items("]", self.value))
+        if self.accept("{"):
+            return self.entries("}", "a key", ":")
+        if token.text == "$":
+            return self.reference()
+        self.fail(f"expected a value, found {token}")
+
+    def reference(self) -> AttributeReference:
+        self.expect("$")
+        name = self.word("an attribute's name")
+        self.expect(":")
+        return AttributeReference(name, self.expect_kind("word", "an attribute's kind").text)
+
+    # ---- types ---------------------------------------------------------------------------------------------------
+
+    def type(self) -> Type:
+        return self.nested(self.plain_type)
+
+    def plain_type(self) -> Type:
+        token = self.token
+        if token.kind == "tensor":
+            return self.tensor_type()
+        self.next()
+        if token.text == "unknown":
+            return types.UNKNOWN
+        if token.text not in ("sequence", "optional", "map", "sparse", "opaque"):
+            self.fail(f"expected a type, found {token}", token)
+        self.expect("<")
+        built = self.type_arguments(token.text)
+        self.expect(">")
+        return built
+
+    def type_arguments(self, kind: str) -> Type:
+        if kind == "sequence":
+            return types.sequence(self.type())
+        if kind == "optional":
+            return types.optional(self.type())
+        if kind == "sparse":
+            dense = self.tensor_type()
+            return types.sparse(dense.dtype, dense.shape)
+        if kind == "map":
+            token = self.token
+            key = self.dtype(self.expect_kind("word", "an element type").text, token)
+            self.expect(",")
+            return types.map_of(key, self.type())
+        domain = self.string()
+        self.expect(",")
+        return types.opaque(domain, self.string())
+
+    def dtype(self, name: str, token: Token) -> dtypes.DType:
+        found = dtypes.BY_NAME.get(name)
+        if found is None:
+            self.fail(f"there is no element type {name}", token, f"they are {', '.join(dtypes.BY_NAME)}")
+        return found
+
+    def tensor_type(self) -> TensorType:
+        token = self.expect_kind("tensor", "a tensor type such as f32[n, 3]")
+        found = self.types.get(token.text)
+        if found is not None:
+            return found
+        text = token.text
+        position = text.index("[") + 1
+        dtype = self.dtype(text[: position - 1], token)
+        shape: list[Dim] | None = []
+        inner = text[position:-1].strip()
+        if inner == "*":
+            shape = None
+        elif inner:
+            shape = self.dims(token, position)
+        self.types[text] = found = types.tensor(dtype, shape)
+        return found
+
+    def dims(self, token: Token, position: int) -> list[Dim]:
+        """The dims of a tensor type, from `position` of its text on."""
+        shape: list[Dim] = []
+        while not shape or token.text[position] == ",":
+            try:
+                dim, position = parse_dim_prefix(token.text, position + bool(shape))
+            except DimSyntaxError as error:
+                place = Token("", "", token.start + error.position)
+                self.fail(str(error).split(" at offset ")[0], place)
+            except ValueError as error:
+                self.fail(str(error), token)
+            if isinstance(dim, int) and dim < 0:
+                self.fail(f"a dimension is never negative, got {dim}", token)
+            shape.append(dim)
+        if position != len(token.text) - 1:
+            self.fail("expected `,` or `]`", Token("", "", token.start + position))
+        return shape
+
+    # ---- tensors -------------------------------------------------------------------------------------------------
+
+    def constant_operand(self) -> Constant:
+        """What stands in the operand's place of `const`. Its type is the result's unless another one follows."""
+        token = self.token
+        if token.text == "$":
+            reference = self.reference()
+            return lambda _: reference
+        start = self.position
+        self.weight_or_literal()
+        if self.token.text == ":" and self.tokens[min(self.position + 2, len(self.tokens) - 1)].text in (":", "{"):
+            self.position = start
+            data = self.tensor()
+            return lambda _: data
+        end = self.position
+
+        def with_type(type: Type | None) -> TensorData:
+            resume, self.position = self.position, start
+            data = self.tensor_of(type if isinstance(type, TensorType) else None)
+            assert self.position == end
+            self.position = resume
+            return data
+
+        return with_type
+
+    def tensor(self) -> TensorData:
+        """`#w3`, `#w3 : f32[n]` if the weights section does not list it, or `[1, 2] : i64[2]`."""
+        start = self.position
+        self.weight_or_literal()
+        type = self.tensor_type() if self.accept(":") else None
+        end, self.position = self.position, start
+        data = self.tensor_of(type)
+        self.position = end
+        return data
+
+    def weight_or_literal(self) -> tuple[list[str], str]:
+        """A reference, or a literal: its elements, and its brackets and commas with an `x` for each element."""
+        texts: list[str] = []
+        marks: list[str] = []
+        depth = 0
+        if self.token.kind == "weight":
+            self.next()
+            return texts, ""
+        while not marks or depth > 0:
+            if self.token.text in ("[", "]"):
+                depth += 1 if self.token.text == "[" else -1
+                marks.append(self.next().text)
+            elif self.token.text == ",":
+                marks.append(f"{self.next().text} ")
+            else:
+                texts.append(self.element())
+                marks.append("x")
+        return texts, "".join(marks)
+
+    def element(self) -> str:
+        token = self.next()
+        if token.text == "(":
+            parts = [self.next().text, self.expect(",").text, self.next().text, self.expect(")").text]
+            return f"({parts[0]}, {parts[2]})"
+        if token.kind not in ("int", "float", "hex", "string", "bytes") and token.text not in _ELEMENT_WORDS:
+            self.fail(f"expected an element of a tensor, found {token}", token)
+        return token.text
+
+    def tensor_of(self, type: TensorType | None) -> TensorData:
+        """The reference or literal here, of this type."""
+        token = self.token
+        shape = type.static_shape if type is not None else None
+        if token.kind == "weight":
+            listed = self.weights.get(self.next().text)
+            if listed is None:
+                if type is None or shape is None:
+                    self.fail(f"{token.text} is not listed in the weights section", token)
+                listed = self.weights[token.text] = UnresolvedData(type.dtype, shape, f"unlisted {token.text}")
+            return listed
+        texts, marks = self.weight_or_literal()
+        if type is None or shape is None:
+            self.fail("a tensor literal needs a type with known dims, as in `[1, 2] : i64[2]`", token)
+        if len(texts) != types.tensor(type.dtype, shape).elements or marks != nest(["x"] * len(texts), shape):
+            self.fail(f"the literal is not of shape {list(shape)}", token)
+        return self.checked(token, lambda: tensor_of(texts, type.dtype, shape))
