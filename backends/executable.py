@@ -1,0 +1,76 @@
+"""What a compiled model is, whatever runs it: named arrays go in, named arrays come out."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from ..graph.diagnostics import Diagnostic, UsageError
+from ..graph.module import Module
+from .signature import Port, Signature
+
+
+class ModelWarning(UserWarning):
+    """A model ran, but something that its file claims, such as a declared shape, is not so."""
+
+
+class Executable(ABC):
+    """A model ready to run. `inputs` and `outputs` describe its interface, in order.
+
+    Run-time values are numpy arrays (strings: object arrays of str; bf16, 8-bit and 4-bit floats and integers: the
+    types of `ml_dtypes`), lists for sequences, dicts for maps, None for an absent optional.
+    """
+
+    target: ClassVar[str]
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.signature = Signature(module.main)
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        return self.signature.inputs
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        return self.signature.outputs
+
+    def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> dict[str, Any]:
+        """Run the model on `{input name: array}` and return `{output name: array}`.
+
+        `outputs` names the ones wanted (default: all); only what they need is computed. An input with a default may be
+        left out. Raises ExecutionError if the inputs do not fit or an operation fails, UsageError for an unknown
+        output. Warns with ModelWarning where a result contradicts a shape that the model declares.
+        """
+        chosen = self.signature.choose(outputs)
+        arguments, dims = self.signature.bind(feeds)
+        results, findings = self._execute(arguments, dims, chosen)
+        for finding in findings:
+            warnings.warn(finding.render(), ModelWarning, stacklevel=2)
+        return {self.outputs[index].name: result for index, result in zip(chosen, results, strict=True)}
+
+    def __call__(self, *arrays: Any) -> Any:
+        """Run the model on its inputs in order; one output comes back as it is, several as a tuple."""
+        if len(arrays) > len(self.inputs):
+            raise UsageError("run/too-many-inputs", f"the model has {len(self.inputs)} inputs, got {len(arrays)}")
+        results = tuple(self.run(dict(zip((port.name for port in self.inputs), arrays, strict=False))).values())
+        return results[0] if len(results) == 1 else results
+
+    @abstractmethod
+    def report(self) -> dict[str, Any]:
+        """Facts about what was compiled: `target`, and what the target has to say of itself."""
+
+    @abstractmethod
+    def _execute(
+        self, arguments: Sequence[Any], dims: Mapping[Any, int], outputs: Sequence[int]
+    ) -> tuple[list[Any], Sequence[Diagnostic]]:
+        """The outputs at these positions for checked arguments, and what is to be warned of.
+
+        `dims` gives the sizes of the symbolic dims of the inputs.
+        """
+
+    def __repr__(self) -> str:
+        inputs, outputs = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
+        return f"<{type(self).__name__} ({inputs}) -> ({outputs})>"

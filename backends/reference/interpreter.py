@@ -1,0 +1,62 @@
+"""The `reference` target: runs a module at the `onnx` level, one operation at a time, in plain numpy.
+
+Slow, and independent of every code generator: the oracle that others are held against. It computes only what the
+requested outputs need, and forgets each value after its last use.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from ...graph.core import Value
+from ...graph.diagnostics import Diagnostic, UsageError
+from ...graph.evaluation import Evaluator, Trace
+from ...graph.module import Module
+from ..executable import Executable
+from .claims import Claims
+
+
+class ReferenceExecutable(Executable):
+    """A module run by the interpreter.
+
+    `trace(operation, operands, results)` is called after each operation but constants. While it runs, every result
+    is compared with the type that the module gives it: another dtype is an error, another shape a warning.
+    """
+
+    target: ClassVar[str] = "reference"
+
+    def __init__(self, module: Module, trace: Trace | None = None) -> None:
+        if module.level != "onnx":
+            raise UsageError(
+                "compile/level", f"the reference interpreter runs the level 'onnx', this module is at {module.level!r}"
+            )
+        super().__init__(module)
+        self.trace = trace
+
+    def _execute(
+        self, arguments: Sequence[Any], dims: Mapping[Any, int], outputs: Sequence[int]
+    ) -> tuple[list[Any], Sequence[Diagnostic]]:
+        main = self.module.main
+        wanted: list[Value] = [main.outputs[index] for index in outputs]
+        claims = Claims()
+        evaluator = Evaluator(self.module.functions, self.trace, claims.check)
+        results = evaluator.run(main.block, arguments, wanted, dims=dims)
+        for index, result in zip(outputs, results, strict=True):
+            claims.check_output(self.outputs[index], result)
+        return results, claims.findings
+
+    def report(self) -> dict[str, Any]:
+        """`operations` (how many, subgraphs and functions included) and `operators` (how many of each)."""
+        operators = Counter(op.name for op in self.module.walk() if not op.is_terminator and op.name != "const")
+        return {
+            "target": self.target,
+            "operations": operators.total(),
+            "operators": dict(sorted(operators.items())),
+        }
+
+
+def create(module: Module, threads: int | None = None, precision: str = "float32") -> ReferenceExecutable:
+    """The factory of the target registry; the interpreter runs on one thread and in the model's own precision."""
+    return ReferenceExecutable(module)

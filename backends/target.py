@@ -1,0 +1,46 @@
+"""The targets a model can be compiled for, and `compile_module`, which picks one by name."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from ..graph.diagnostics import UsageError
+from ..graph.module import Module
+from .executable import Executable
+
+# Name -> the module and name of its factory, `factory(module, threads=..., precision=...) -> Executable`.
+# A factory is imported when it is first used.
+TARGETS: dict[str, tuple[str, str]] = {
+    "reference": (".reference.interpreter", "create"),
+}
+
+PRECISIONS = ("float32",)
+
+
+def compile_module(
+    model: Module, target: str = "reference", threads: int | None = None, precision: str = "float32"
+) -> Executable:
+    """Make `model` runnable on `target`. Later changes of the module do not reach the result.
+
+    `threads` limits the worker threads (default: what the process may use); the reference interpreter has one.
+    Raises UsageError for a target or precision that does not exist.
+    """
+    if target not in TARGETS:
+        raise UsageError(
+            "compile/unknown-target",
+            f"there is no target called {target!r}",
+            notes=[f"the targets are {', '.join(TARGETS)}"],
+        )
+    if precision not in PRECISIONS:
+        raise UsageError(
+            "compile/unknown-precision",
+            f"there is no precision called {precision!r}",
+            notes=[f"the precisions are {', '.join(PRECISIONS)}"],
+        )
+    if threads is not None and threads < 1:
+        raise UsageError("compile/threads", f"threads must be at least 1, got {threads}")
+    module, name = TARGETS[target]
+    factory: Any = getattr(import_module(module, __package__), name)
+    executable: Executable = factory(model, threads=threads, precision=precision)
+    return executable
