@@ -16,7 +16,8 @@ import numpy as np
 from . import dtypes, types
 from .core import Block, Operation, Value
 from .diagnostics import ExecutionError
-from .evaluation import Activity, Call, describe
+from .evaluation import describe
+from .evaluator import Activity, Call
 
 
 def run_regions(op: Operation, operands: Sequence[Any]) -> Activity:

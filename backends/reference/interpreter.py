@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from ...graph.core import Value
 from ...graph.diagnostics import Diagnostic, UsageError
-from ...graph.evaluation import Evaluator, Trace
+from ...graph.evaluator import Evaluator, Trace
 from ...graph.module import Module
 from ..executable import Executable
 from .claims import Claims
