@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from typing import TYPE_CHECKING
 
 from ..graph.diagnostics import UsageError
 from .base import Pass
+
+if TYPE_CHECKING:
+    from .rules import AnyRule
 
 # name -> "module:Class", relative to this package; a test imports them all and compares names.
 BUILTIN: dict[str, str] = {
@@ -49,6 +53,17 @@ def pass_class(name: str) -> type[Pass]:
     found = getattr(importlib.import_module(f".{module_name}", __package__), class_name)
     assert isinstance(found, type)
     assert issubclass(found, Pass)
+    return found
+
+
+def rule_class(name: str) -> type[AnyRule]:
+    """The rule called `name`, among those of all passes. Raises UsageError, with the nearest names, if there is none."""
+    rules = {rule.name: rule for each in names() for rule in getattr(pass_class(each), "rules", ())}
+    if name not in rules:
+        near = difflib.get_close_matches(name, rules, 3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"the rules are: {', '.join(sorted(rules))}"
+        raise UsageError("rule/unknown", f"there is no rule called {name!r}", notes=[hint])
+    found: type[AnyRule] = rules[name]
     return found
 
 

@@ -1,0 +1,173 @@
+"""`optimize` of a module in place, and the report of what it did: per pass, per operator, in bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..graph.data import TensorData
+from ..graph.diagnostics import UsageError
+from .context import PassContext
+from .manager import PassManager
+from .pipelines import EXACTNESS, PRESETS
+
+if TYPE_CHECKING:
+    from ..graph.diagnostics import Diagnostic
+    from ..graph.module import Module
+    from .instruments import Instrument
+    from .report import PipelineReport
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """What a model holds: nodes by operator (constants left out, nodes of subgraphs and functions counted), bytes."""
+
+    operators: Counter[str] = field(default_factory=Counter)
+    weight_bytes: int = 0
+
+    @property
+    def nodes(self) -> int:
+        return sum(self.operators.values())
+
+
+def summarize(module: Module) -> ModelSummary:
+    """Count a module's nodes, under their ONNX names, and the bytes of its constants."""
+    operators: Counter[str] = Counter()
+    weight_bytes = 0
+    for op in module.walk():
+        if op.name == "const":
+            value = op.attributes.get("value")
+            weight_bytes += value.nbytes if isinstance(value, TensorData) else 0
+        elif not op.is_terminator:
+            operators[f"{op.domain}::{op.op_type}" if op.domain else op.op_type] += 1
+    weight_bytes += sum(data.nbytes for function in module.all_functions() for data in function.defaults.values())
+    return ModelSummary(operators, weight_bytes)
+
+
+@dataclass
+class OptimizeReport:
+    """What `optimize` did to `module`."""
+
+    module: Module
+    level: int | None  # None: the passes were given
+    pipeline: PipelineReport
+    before: ModelSummary
+    after: ModelSummary
+
+    @property
+    def changed(self) -> bool:
+        return self.pipeline.changed
+
+    @property
+    def remarks(self) -> list[Diagnostic]:
+        return [d for d in self.pipeline.diagnostics if d.severity == "remark"]
+
+    @property
+    def warnings(self) -> list[Diagnostic]:
+        return [d for d in self.pipeline.diagnostics if d.severity == "warning"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {
+            "level": self.level,
+            "pipeline": self.pipeline.pipeline,
+            "changed": self.changed,
+            "seconds": self.pipeline.seconds,
+            "nodes": {"before": self.before.nodes, "after": self.after.nodes},
+            "operators": {
+                name: {"before": self.before.operators[name], "after": self.after.operators[name]}
+                for name in sorted({*self.before.operators, *self.after.operators})
+            },
+            "weight_bytes": {"before": self.before.weight_bytes, "after": self.after.weight_bytes},
+            "passes": [row.to_dict() for row in self.pipeline.rows],
+            "rules": dict(self.pipeline.rules),
+            "diagnostics": [
+                {
+                    "severity": d.severity,
+                    "code": d.code,
+                    "message": d.message,
+                    "location": str(d.location) if d.location is not None else None,
+                    "notes": list(d.notes),
+                }
+                for d in self.pipeline.diagnostics
+            ],
+        }
+
+    def __str__(self) -> str:
+        return "\n\n".join([self.operator_table(), self.pass_table()])
+
+    def operator_table(self) -> str:
+        """Nodes by operator, before and after; operators whose number did not change come together in one line."""
+        names = sorted({*self.before.operators, *self.after.operators})
+        before, after = self.before.operators, self.after.operators
+        rows = [(n, before[n], after[n]) for n in names if before[n] != after[n]]
+        same = sum(before[n] for n in names if before[n] == after[n])
+        if same:
+            rows.append(("(unchanged operators)", same, same))
+        rows.append(("nodes", self.before.nodes, self.after.nodes))
+        rows.append(("weight bytes", self.before.weight_bytes, self.after.weight_bytes))
+        cells = [(name, f"{b:,}", f"{a:,}", f"{a - b:+,}" if a != b else "") for name, b, a in rows]
+        return _table([("operator", "before", "after", "change"), *cells])
+
+    def pass_table(self) -> str:
+        """One row per pass that ran: nodes, time, and the rules it applied."""
+        cells = [("pass", "nodes", "", "ms", "rewrites")]
+        for row in self.pipeline.rows:
+            rules = ", ".join(f"{name} x{count}" if count > 1 else name for name, count in row.rules.items())
+            change = f"{row.ops_after - row.ops_before:+d}" if row.ops_after != row.ops_before else ""
+            note = rules or ("changed" if row.changed else "")
+            cells.append((row.text, f"{row.ops_after}", change, f"{row.seconds * 1e3:.2f}", note))
+        return _table(cells)
+
+
+def optimize(
+    module: Module,
+    level: int = 2,
+    passes: str | None = None,
+    opset: int | None = None,
+    target: str = "onnx",
+    *,
+    context: PassContext | None = None,
+    instruments: Iterable[Instrument] = (),
+    verify_each: bool = False,
+) -> OptimizeReport:
+    """Rewrite `module` in place by the preset O`level`, or by the pipeline text `passes`.
+
+    `opset` becomes the version of the default domain under which the module is written. `target` "onnx" keeps to
+    standard operators, "onnxruntime" is for `save`, which may then write that runtime's own. Raises UsageError for a
+    level, pass or target that does not exist, PassError if a pass fails.
+    """
+    if level not in EXACTNESS:
+        raise UsageError("optimize/level", f"there is no level {level}", notes=[f"levels are {list(EXACTNESS)}"])
+    if target not in ("onnx", "onnxruntime"):
+        raise UsageError("optimize/target", f"there is no target {target!r}", notes=['use "onnx" or "onnxruntime"'])
+    manager = PassManager.parse(
+        PRESETS[f"O{level}"] if passes is None else passes, verify_each=verify_each, instruments=instruments
+    )
+    if context is None:
+        context = PassContext(exactness=EXACTNESS[level] if passes is None else "approximate")
+    before = summarize(module)
+    report = manager.run(module, context)
+    if opset is not None:
+        module.opsets[""] = opset
+    return OptimizeReport(module, level if passes is None else None, report, before, summarize(module))
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    """Rows of text in aligned columns: numbers to the right, the first and last column to the left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        first, *middle = [
+            cell.ljust(width)
+            if column == 0
+            else cell.rjust(width)
+            if cell[-1:].isdigit() or not cell
+            else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join([first, *middle]).rstrip())
+    lines.insert(1, "-" * max(map(len, lines)))
+    return "\n".join(lines)
