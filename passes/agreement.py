@@ -63,11 +63,10 @@ def _array_disagreement(actual: np.ndarray, expected: np.ndarray, tolerance: flo
         return None
     error, scale = float(np.abs(a[finite] - b[finite]).max()), float(np.abs(b[finite]).max())
     allowed = (max(tolerance, _HALF_TOLERANCE) if expected.dtype.itemsize <= 2 else tolerance) * scale
-    return (
-        None
-        if error <= allowed
-        else f"the largest error is {error:.3g}, {error / scale if scale else np.inf:.2g} of the largest magnitude"
-    )
+    if error <= allowed:
+        return None
+    share = error / scale if scale else np.inf
+    return f"the largest error is {error:.3g}, {share:.2g} of the largest magnitude"
 
 
 def _kind(value: Any) -> str:

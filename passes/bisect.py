@@ -7,6 +7,7 @@ results, the number of rewrites is bisected, so that a thousand of them take ten
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -87,10 +88,8 @@ def bisect(
 
     watch = _Watch(compare)
     manager = PassManager(steps, instruments=[watch], reproducers=False)
-    try:
+    with contextlib.suppress(_FoundError):
         manager.run(clone_module(module), fresh_context(settings))
-    except _FoundError:
-        pass
     if watch.guilty is None or watch.before is None:
         return None
     result = BisectResult(watch.guilty, tuple(watch.done), *watch.found, watch.before)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -155,19 +156,14 @@ def optimize(
     return OptimizeReport(module, level if passes is None else None, report, before, summarize(module))
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
-    """Rows of text in aligned columns: numbers to the right, the first and last column to the left."""
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows of text in aligned columns, numbers to the right, with a rule under the heading."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        first, *middle = [
-            cell.ljust(width)
-            if column == 0
-            else cell.rjust(width)
-            if cell[-1:].isdigit() or not cell
-            else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join([first, *middle]).rstrip())
+    lines = ["  ".join(map(_align, row, widths)).rstrip() for row in rows]
     lines.insert(1, "-" * max(map(len, lines)))
     return "\n".join(lines)
+
+
+def _align(cell: str, width: int) -> str:
+    is_number = re.fullmatch(r"[-+]?[\d,.]+", cell) is not None
+    return cell.rjust(width) if is_number else cell.ljust(width)

@@ -6,6 +6,7 @@ and `none` where the field's type allows None. Fields at their default are not p
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -49,8 +50,8 @@ def make(cls: type[Any], options: dict[str, str], name: str) -> Any:
 
 def _hint(cls: type[Any], field_name: str) -> Any:
     """The type of one field; other annotations of the class may name what is imported for type checkers only."""
-    owner = next(base for base in cls.__mro__ if field_name in base.__dict__.get("__annotations__", {}))
-    annotation = owner.__dict__["__annotations__"][field_name]
+    owner = next(base for base in cls.__mro__ if field_name in inspect.get_annotations(base))
+    annotation = inspect.get_annotations(owner)[field_name]
     return eval(annotation, vars(sys.modules[owner.__module__])) if isinstance(annotation, str) else annotation
 
 

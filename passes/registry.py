@@ -57,7 +57,7 @@ def pass_class(name: str) -> type[Pass]:
 
 
 def rule_class(name: str) -> type[AnyRule]:
-    """The rule called `name`, among those of all passes. Raises UsageError, with the nearest names, if there is none."""
+    """The rule called `name`, among those of all passes. Raises UsageError, with the nearest names, for another."""
     rules = {rule.name: rule for each in names() for rule in getattr(pass_class(each), "rules", ())}
     if name not in rules:
         near = difflib.get_close_matches(name, rules, 3)
