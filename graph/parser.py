@@ -252,10 +252,13 @@ class _Parser(ValueParser):
 
     def definition(self) -> OpDefinition:
         token = self.token
-        if token.kind == "string":
+        is_call = token.text == "call"
+        if is_call or token.kind == "string":
+            self.position += is_call
             domain = self.string()
             self.expect("::")
-            return opdef.lookup(domain, self.string())
+            op_type = self.string()
+            return opdef.opaque(domain, op_type) if is_call else opdef.lookup(domain, op_type)
         name = self.expect_kind("word", "an operator").text
         definition = self.definitions.get(name)
         if definition is None:
@@ -328,9 +331,8 @@ class _Parser(ValueParser):
             self.fail("the dims of a weight are numbers", token)
         if self.accept("="):
             self.weights[token.text] = self.tensor_of(type)
-        elif self.token.text == "sha256":
+        else:
             self.weights[token.text] = self.stored(type.dtype, shape)
-        # Else it is not even known by its hash; the first use makes it an unresolved constant.
 
     def sparse(self, token: Token) -> SparseData:
         type = self.type()

@@ -38,7 +38,7 @@ from .types import Type
 Weights: TypeAlias = Literal["full", "none"]
 
 # Words that mean something else where an operator's name may stand.
-RESERVED = frozenset({"value_info", "none"})
+RESERVED = frozenset({"value_info", "none", "call"})
 LOCATION_COLUMN = 76
 LINE_WIDTH = 112
 INLINE_ELEMENTS = 16  # a tensor of so few elements prints where it is used
@@ -337,7 +337,9 @@ class _Printer:
         return self.weights.setdefault(data, f"#w{len(self.weights)}")
 
     def is_listed(self, data: TensorData) -> bool:
-        return self.full or isinstance(data, SparseData | UnresolvedData) or _is_short(data)
+        if isinstance(data, UnresolvedData):
+            return HASH.fullmatch(data.sha256) is not None
+        return self.full or isinstance(data, SparseData) or _is_short(data)
 
     def weight_lines(self) -> list[str]:
         return [f"{name} : {self.weight_source(data)}" for data, name in self.weights.items() if self.is_listed(data)]
@@ -347,8 +349,6 @@ class _Printer:
             return f"sparse<{data.type}> values={self.tensor(data.values)} indices={self.tensor(data.indices)}"
         if _is_short(data):
             return f"{data.type} = {tensor_text(data)}"
-        if isinstance(data, UnresolvedData) and not HASH.fullmatch(data.sha256):
-            return str(data.type)
         text = f"{data.type} sha256={quote(data.sha256)}"
         if isinstance(data, MappedData):
             text += f" file={quote(data.file.path.name)} offset={data.offset}"
@@ -391,9 +391,16 @@ def _key(key: FunctionKey) -> str:
 
 
 def _op_name(definition: OpDefinition) -> str:
-    """The operator's own name where it leads back to the definition, else `"domain"::"OpType"`."""
-    plain, known = definition.name, opdef.find_by_name(definition.name)
-    opaque = isinstance(definition, OpaqueDefinition) and definition.domain and "." not in definition.op_type
-    if PLAIN_WORD.fullmatch(plain) and plain not in RESERVED and (known is definition or (opaque and known is None)):
-        return plain
-    return f"{quote(definition.domain)}::{quote(definition.op_type)}"
+    """The operator's own name where it leads back to the definition, else `"domain"::"OpType"`.
+
+    `call` before that tells a model-local function from the operator of the same name that it hides.
+    """
+    name, known = definition.name, opdef.find_by_name(definition.name)
+    opaque = isinstance(definition, OpaqueDefinition)
+    leads_back = known is definition or (
+        opaque and known is None and definition.domain and "." not in definition.op_type
+    )
+    if leads_back and PLAIN_WORD.fullmatch(name) and name not in RESERVED:
+        return name
+    text = f"{quote(definition.domain)}::{quote(definition.op_type)}"
+    return f"call {text}" if opaque and opdef.find(definition.domain, definition.op_type) is not None else text
