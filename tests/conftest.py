@@ -14,6 +14,9 @@ try:
 except ModuleNotFoundError:
     pytest.exit("run the suite as `pytest tests`, so that tests/pytest.ini configures it", returncode=4)
 
+# `*.tw` files are tests too.
+pytest_plugins = ["filecheck_plugin"]
+
 # What the user has set for working must not change what the tests see.
 os.environ.pop("TILEWRIGHT_DEBUG", None)
 
