@@ -27,7 +27,7 @@ def clone_module(module: Module, values: ValueMap | None = None) -> Module:
     values = {} if values is None else values
     clone = Module(clone_function(module.main, values), module.opsets, module.level)
     clone.functions = {key: clone_function(function, values) for key, function in module.functions.items()}
-    clone.metadata = _metadata(module.metadata)
+    clone.metadata = copy_metadata(module.metadata)
     clone.symbols = copy.deepcopy(module.symbols)
     return clone
 
@@ -38,7 +38,7 @@ def clone_function(function: Function, values: ValueMap | None = None) -> Functi
     clone.attributes = dict(function.attributes)
     clone.opsets = dict(function.opsets)
     clone.defaults = {values[argument]: data for argument, data in function.defaults.items()}
-    clone.metadata = _metadata(function.metadata)
+    clone.metadata = copy_metadata(function.metadata)
     return clone
 
 
@@ -50,10 +50,10 @@ def clone_block(block: Block, values: ValueMap | None = None) -> Block:
     for op in clone_operations(block, values):
         clone._insert(op, None)
     clone.outputs = [
-        BlockOutput(output.name, output.type, None if output.info is None else _metadata(output.info))
+        BlockOutput(output.name, output.type, None if output.info is None else copy_metadata(output.info))
         for output in block.outputs
     ]
-    clone.metadata = _metadata(block.metadata)
+    clone.metadata = copy_metadata(block.metadata)
     return clone
 
 
@@ -77,7 +77,7 @@ def clone_operation(op: Operation, values: ValueMap | None = None) -> Operation:
         result_names=[result.name for result in op.results],
         regions={name: Region(clone_block(region.block, values)) for name, region in op.regions.items()},
         location=op.location,
-        metadata=_metadata(op.metadata),
+        metadata=copy_metadata(op.metadata),
     )
     _record(op.results, clone.results, values)
     return clone
@@ -86,9 +86,9 @@ def clone_operation(op: Operation, values: ValueMap | None = None) -> Operation:
 def _record(originals: Iterable[Value], clones: Iterable[Value], values: ValueMap) -> None:
     for original, clone in zip(originals, clones, strict=True):
         values[original] = clone
-        clone.info = None if original.info is None else _metadata(original.info)
+        clone.info = None if original.info is None else copy_metadata(original.info)
 
 
-def _metadata(metadata: Metadata) -> Metadata:
+def copy_metadata(metadata: Metadata) -> Metadata:
     """A copy down to nested dicts; everything else in metadata is immutable."""
-    return {key: _metadata(value) if isinstance(value, dict) else value for key, value in metadata.items()}
+    return {key: copy_metadata(value) if isinstance(value, dict) else value for key, value in metadata.items()}

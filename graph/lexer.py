@@ -27,6 +27,7 @@ _TOKENS = re.compile(
       (?P<space>  \s+ | //[^\n]* )
     | (?P<value>  %(?: {_NAME} | \d+ | {_STRING} )(?:'\d+)? )
     | (?P<weight> \#w\d+ )
+    | (?P<note>   \#m\d+ )
     | (?P<tensor> [a-z]\w*\[(?: [^][\"\n] | \[[^]\n]*\] | {_STRING} )*\] )
     | (?P<bytes>  b{_STRING} )
     | (?P<word>   {_WORD} )

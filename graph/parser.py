@@ -23,6 +23,7 @@ from .weights import WeightEntry, Weights, weight_source
 
 # A value's name and ordinal; (None, n) for the unnamed value `%n`.
 _ValueKey = tuple[str | None, int]
+_SECTIONS = ("metadata", "weights")
 _DEPTH = {"{": 1, "(": 1, "[": 1, "<": 1, "}": -1, ")": -1, "]": -1, ">": -1}
 
 
@@ -49,7 +50,7 @@ class _Parser(ValueParser):
     # ---- modules and functions -----------------------------------------------------------------------------------
 
     def module(self) -> Module:
-        section = self.weights_section()
+        end = self.sections()
         level, opsets, metadata = "onnx", None, Metadata()
         if self.accept("module"):
             level = self.word("the module's level")
@@ -57,14 +58,14 @@ class _Parser(ValueParser):
             metadata = self.metadata()
         module = Module(self.function(), opsets, level)
         module.metadata = metadata
-        while self.position != section and self.token.text == "func":
+        while self.position != end and self.token.text == "func":
             token = self.ahead
             function = self.function()
             if function.key in module.functions:
                 self.fail(f"there are two functions @{function.key}", token)
             module.functions[function.key] = function
-        if self.position != section:
-            self.fail(f"expected `func`, `weights` or the end, found {self.token}")
+        if self.position != end:
+            self.fail(f"expected `func`, a section or the end, found {self.token}")
         for type in self.types.values():
             for dim in type.shape or ():
                 module.symbols.note(dim)
@@ -299,23 +300,33 @@ class _Parser(ValueParser):
         self.expect(":")
         return FileLocation(name, self.integer("a line number"))
 
-    # ---- the weights section -------------------------------------------------------------------------------------
+    # ---- the sections at the end ---------------------------------------------------------------------------------
 
-    def weights_section(self) -> int:
-        """Read the section at the end, before everything else; return the position where it begins (or the end's)."""
+    def sections(self) -> int:
+        """Read the sections `metadata` and `weights` before everything else; return the position where they begin."""
         depth = 0
         for position, token in enumerate(self.tokens):
             if token.text in _DEPTH:
                 depth += _DEPTH[token.text]
-            elif token.text == "weights" and depth == 0 and self.tokens[position + 1].text == "{":
-                self.position = position + 2
-                while not self.accept("}"):
-                    self.weight_entry()
+            elif depth == 0 and token.text in _SECTIONS and self.tokens[position + 1].text == "{":
+                self.position = position
+                while self.token.text in _SECTIONS:
+                    entry = self.note if self.next().text == "metadata" else self.weight_entry
+                    self.expect("{")
+                    while not self.accept("}"):
+                        entry()
                 if self.token.kind != END:
-                    self.fail(f"expected the end after the weights section, found {self.token}")
+                    self.fail(f"expected a section or the end, found {self.token}")
                 self.position = 0
                 return position
         return len(self.tokens) - 1
+
+    def note(self) -> None:
+        token = self.expect_kind("note", "an entry such as #m0")
+        if token.text in self.notes:
+            self.fail(f"{token.text} is listed already", token)
+        self.expect("=")
+        self.notes[token.text] = self.metadata()
 
     def weight_entry(self) -> None:
         token = self.expect_kind("weight", "a weight such as #w0")

@@ -27,10 +27,11 @@ from . import opdef
 from .core import AttributeReference, AttributeValue, Block, BlockOutput, Metadata, Operation, Region, Value
 from .data import MappedData, SparseData, TensorData, UnresolvedData
 from .dtypes import string
-from .lexer import HASH, PLAIN_NAME, PLAIN_WORD
+from .lexer import HASH, PLAIN_WORD
 from .literals import bytes_text, float_text, quote, tensor_text
 from .location import UNKNOWN
 from .module import Function, FunctionKey, Module
+from .names import function_names, name_text, value_names, word
 from .opdef import OpaqueDefinition, OpDefinition
 from .types import Type
 
@@ -43,35 +44,37 @@ LOCATION_COLUMN = 76
 LINE_WIDTH = 112
 INLINE_ELEMENTS = 16  # a tensor of so few elements prints where it is used
 INLINE_CHARACTERS = 200
+HEADER_WIDTH = 80
+NOTE_WIDTH = 60  # metadata of more characters prints apart from the operation it belongs to
 LISTED_BYTES = 1024  # a tensor of so many bytes prints its elements in the weights section
 
 
-def print_module(module: Module, *, weights: Weights = "full", locations: bool = True) -> str:
+def print_module(module: Module, *, weights: Weights = "full", locations: bool = True, metadata: bool = True) -> str:
     """The text of `module`.
 
     `weights="none"` never reads or hashes a large tensor; parsed back, its numbers are missing.
-    Without `locations` the text is easier to compare; parsed back, every location is unknown.
+    Without `locations` or `metadata` the text is easier to read and compare; parsed back, they are missing too.
     """
-    printer = _Printer(weights, locations)
+    printer = _Printer(weights, locations, metadata)
     printer.module(module)
     return "\n".join(printer.lines) + "\n"
 
 
 def print_function(function: Function, *, weights: Weights = "none", locations: bool = True) -> str:
-    """The text of one function alone."""
-    printer = _Printer(weights, locations)
+    """The text of one function alone, to read it."""
+    printer = _Printer(weights, locations, metadata=False)
     printer.function(function)
     return "\n".join(printer.lines) + "\n"
 
 
-def print_operation(op: Operation, names: Mapping[Value, str] | None = None) -> str:
+def print_operation(op: Operation, names: dict[Value, str] | None = None) -> str:
     """One line for `op`, its regions left out. `names` are those of its function, found again if not given."""
-    printer = _Printer("none", True)
-    printer.names.update(function_names(op) if names is None else names)
+    printer = _Printer("none", locations=True, metadata=False)
+    printer.names = function_names(op) if names is None else names
     return printer.head(op)
 
 
-def excerpt(op: Operation, around: int = 5, names: Mapping[Value, str] | None = None) -> str:
+def excerpt(op: Operation, around: int = 5, names: dict[Value, str] | None = None) -> str:
     """The operations around `op` in its block, one line each, `op` marked with `>`: context for an error message."""
     before, after = op.previous, op.next
     nearby = [op]
@@ -86,65 +89,17 @@ def excerpt(op: Operation, around: int = 5, names: Mapping[Value, str] | None = 
     return "\n".join(f"{'>' if each is op else ' '} {print_operation(each, names)}" for each in nearby)
 
 
-def function_names(op: Operation) -> dict[Value, str]:
-    """The text of every value of the function (or detached tree of operations) that holds `op`."""
-    top = op
-    while top.parent_op is not None:
-        top = top.parent_op
-    return value_names(top.parent) if top.parent is not None else {}
-
-
-def value_names(block: Block) -> dict[Value, str]:
-    """The text of every value defined in `block` and below: `%name`, or `%0`, `%1`, ... for a value without a name.
-
-    A name that is taken in an enclosing scope gets an ordinal, `%name'1`; regions side by side may repeat names.
-    """
-    texts: dict[Value, str] = {}
-    taken: dict[str, int] = {}
-    unnamed = 0
-
-    def define(value: Value, scope: list[str]) -> None:
-        nonlocal unnamed
-        if value.name is None:
-            texts[value] = f"%{unnamed}"
-            unnamed += 1
-            return
-        ordinal = taken.get(value.name, 0)
-        taken[value.name] = ordinal + 1
-        scope.append(value.name)
-        texts[value] = f"%{_name(value.name)}'{ordinal}" if ordinal else f"%{_name(value.name)}"
-
-    def visit(inner: Block) -> None:
-        scope: list[str] = []
-        for argument in inner.arguments:
-            define(argument, scope)
-        for op in inner:
-            for result in op.results:
-                define(result, scope)
-            for region in op.regions.values():
-                visit(region.block)
-        for name in scope:
-            taken[name] -= 1
-
-    visit(block)
-    return texts
-
-
-def _name(name: str) -> str:
-    return name if PLAIN_NAME.fullmatch(name) else quote(name)
-
-
-def word(text: str) -> str:
-    """`text` as a word, in quotes unless it looks like one."""
-    return text if PLAIN_WORD.fullmatch(text) else quote(text)
-
-
 class _Printer:
-    """Collects `lines`; `names` and `weights` give each value and each large tensor its text."""
+    """Collects `lines`; `names` and `weights` give each value and each large tensor its text.
 
-    def __init__(self, weights: Weights, locations: bool) -> None:
+    `notes` are long texts of metadata, which print in a section of their own, each once.
+    """
+
+    def __init__(self, weights: Weights, locations: bool, metadata: bool) -> None:
         self.full = weights == "full"
         self.locations = locations
+        self.with_notes = metadata
+        self.notes: dict[str, str] = {}
         self.lines: list[str] = []
         self.names: dict[Value, str] = {}
         self.weights: dict[TensorData, str] = {}
@@ -154,13 +109,17 @@ class _Printer:
 
     def module(self, module: Module) -> None:
         head = f"module {word(module.level)} opsets={self.value(module.opsets)}"
-        self.lines.append(self.with_metadata(head, module.metadata))
+        self.lines.append(head + self.header_metadata(module.metadata))
         for function in module.all_functions():
             self.lines.append("")
             self.function(function)
-        listed = self.weight_lines()
-        if listed:
-            self.lines += ["", "weights {", *(f"  {line}" for line in listed), "}"]
+        self.section("metadata", [f"{name} = {text}" for text, name in self.notes.items()])
+        listed = [data for data in self.weights if self.is_listed(data)]
+        self.section("weights", [f"{self.weights[data]} : {self.weight_source(data)}" for data in listed])
+
+    def section(self, title: str, entries: list[str]) -> None:
+        if entries:
+            self.lines += ["", f"{title} {{", *(f"  {entry}" for entry in entries), "}"]
 
     def function(self, function: Function) -> None:
         self.names.update(value_names(function.block))
@@ -169,9 +128,9 @@ class _Printer:
             head += f" opsets={self.value(function.opsets)}"
         if function.attributes:
             head += f" attributes={self.entries('{', self.formals(function), '}')}"
-        head = self.with_metadata(head, function.metadata)
+        head += self.header_metadata(function.metadata)
         defaults = {argument: f" = {self.tensor(data)}" for argument, data in function.defaults.items()}
-        self.block(head + " ", function.block, "", defaults)
+        self.block(head, function.block, "", defaults)
 
     def formals(self, function: Function) -> Iterable[str]:
         """The attributes a call may set, with their defaults; a required one stands alone."""
@@ -187,7 +146,7 @@ class _Printer:
         text = f"{head}({', '.join(arguments)}) -> ({', '.join(outputs)})"
         if len(indent) + len(text) > LINE_WIDTH:
             text = f"{head}{_one_per_line(arguments, indent)} -> {_one_per_line(outputs, indent)}"
-        self.lines.append(indent + self.with_metadata(text, block.metadata, indent) + " {")
+        self.lines.append(indent + text + self.header_metadata(block.metadata, indent) + " {")
         inner = indent + "  "
         for op in block:
             self.lines.append(inner + self.head(op, LOCATION_COLUMN - len(inner)))
@@ -201,17 +160,17 @@ class _Printer:
 
     def output(self, output: BlockOutput) -> str:
         type = "none" if output.type is None and output.name is None else str(output.type or "")
-        name = f"%{_name(output.name)}" if output.name is not None else ""
+        name = f"%{name_text(output.name)}" if output.name is not None else ""
         text = ": ".join(part for part in (name, type) if part)
-        return text if output.info is None else f"{text} {self.metadata(output.info)}"
+        return text + self.info(output.info)
 
     def value_info(self, block: Block, indent: str) -> None:
         """Which values the model file listed in `value_info`: a section of its own, after the terminator."""
         values = [*block.arguments, *(result for op in block for result in op.results)]
         items = [
-            f"{self.names[value]} {self.metadata(value.info)}" if value.info else self.names[value]
+            self.names[value] + self.metadata(value.info)
             for value in values
-            if value.info is not None
+            if value.info is not None and self.with_notes
         ]
         line = indent + "value_info"
         for position, item in enumerate(items):
@@ -243,7 +202,7 @@ class _Printer:
         line = " ".join(parts)
         if self.locations and op.location is not UNKNOWN:
             line = f"{line.ljust(column)} @{op.location}"
-        return f"{line} {self.metadata(op.metadata)}" if op.metadata else line
+        return line + self.metadata(op.metadata)
 
     def constant(self, value: TensorData | AttributeReference, type: Type) -> str:
         """The operand-like value of a constant, without its own type where that is the result's."""
@@ -261,7 +220,7 @@ class _Printer:
         if value is None:
             return "none"
         # A value of another function has no name here; such text is for reading only.
-        return self.names.get(value) or f"%{_name(value.name or '?')}'undefined"
+        return self.names.get(value) or f"%{name_text(value.name or '?')}'undefined"
 
     def op_name(self, definition: OpDefinition) -> str:
         text = self.op_names.get(definition)
@@ -273,7 +232,7 @@ class _Printer:
         """`{axis=-1, ...}`: in the order of the schema, then others as they were set."""
         names = [name for name in definition.attribute_specs if name in attributes]
         names += [name for name in attributes if name not in definition.attribute_specs]
-        return self.entries("{", (f"{word(name)}={self.value(attributes[name])}" for name in names), "}")
+        return self.entries("{", self.named({name: attributes[name] for name in names}), "}")
 
     # ---- attribute values and metadata ---------------------------------------------------------------------------
 
@@ -308,18 +267,28 @@ class _Printer:
         return f"{opening}{', '.join(items)}{closing}"
 
     def metadata(self, metadata: Metadata) -> str:
-        return self.entries("<", (f"{word(name)}={self.value(value)}" for name, value in metadata.items()), ">")
+        """` <name=value, ...>`, or ` <#m0>` for a long one that is listed at the end; nothing if there is none."""
+        if not metadata or not self.with_notes:
+            return ""
+        text = self.entries("<", self.named(metadata), ">")
+        if len(text) > NOTE_WIDTH:
+            text = f"<{self.notes.setdefault(text, f'#m{len(self.notes)}')}>"
+        return f" {text}"
 
-    def with_metadata(self, head: str, metadata: Metadata, indent: str = "") -> str:
-        """`head` and then `metadata`, on lines of its own if it is long."""
-        if not metadata:
-            return head
-        text = self.metadata(metadata)
-        last_line = head.rpartition("\n")[2]
-        if len(last_line) + len(text) < LINE_WIDTH:
-            return f"{head} {text}"
-        entries = [f"{word(name)}={self.value(value)}" for name, value in metadata.items()]
-        return f"{head} {_one_per_line(entries, indent, '<>')}"
+    def info(self, info: Metadata | None) -> str:
+        """The same for facts that may be present yet empty."""
+        return "" if info is None or not self.with_notes else self.metadata(info) or " <>"
+
+    def header_metadata(self, metadata: Metadata, indent: str = "") -> str:
+        """The same for a module, function or block: one entry per line if it is long."""
+        if not metadata or not self.with_notes:
+            return ""
+        entries = list(self.named(metadata))
+        text = self.entries(" <", entries, ">")
+        return text if len(text) <= HEADER_WIDTH else f" {_one_per_line(entries, indent, '<>')}"
+
+    def named(self, values: Mapping[str, Any]) -> Iterable[str]:
+        return (f"{word(name)}={self.value(value)}" for name, value in values.items())
 
     # ---- tensors -------------------------------------------------------------------------------------------------
 
@@ -340,9 +309,6 @@ class _Printer:
         if isinstance(data, UnresolvedData):
             return HASH.fullmatch(data.sha256) is not None
         return self.full or isinstance(data, SparseData) or _is_short(data)
-
-    def weight_lines(self) -> list[str]:
-        return [f"{name} : {self.weight_source(data)}" for data, name in self.weights.items() if self.is_listed(data)]
 
     def weight_source(self, data: TensorData) -> str:
         if isinstance(data, SparseData):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import dtypes, types
+from .clone import copy_metadata
 from .core import AttributeReference, AttributeValue, Metadata
 from .data import TensorData, UnresolvedData
 from .dims import Dim, DimSyntaxError, parse_dim_prefix
@@ -22,11 +23,12 @@ _ATOMS: dict[str, Callable[[str], Any]] = {"int": int, "float": float_of, "strin
 
 
 class ValueParser(TokenReader):
-    """`weights` holds the constants of the weights section, `types` every tensor type met, by its text."""
+    """`weights` and `notes` hold the sections at the end of the text, `types` every tensor type met, by its text."""
 
     def __init__(self, text: str, source: str) -> None:
         super().__init__(text, source)
         self.weights: dict[str, TensorData] = {}
+        self.notes: dict[str, Metadata] = {}
         self.types: dict[str, TensorType] = {}
 
     # ---- attribute values and metadata ---------------------------------------------------------------------------
@@ -47,7 +49,17 @@ class ValueParser(TokenReader):
         return found
 
     def metadata(self) -> Metadata:
-        return self.entries(">", "a name", "=") if self.accept("<") else {}
+        """`<name=value, ...>`, or `<#m0>` for an entry of the metadata section; nothing is no metadata."""
+        if not self.accept("<"):
+            return {}
+        token = self.token
+        if token.kind != "note":
+            return self.entries(">", "a name", "=")
+        self.next()
+        self.expect(">")
+        if token.text not in self.notes:
+            self.fail(f"{token.text} is not listed in the metadata section", token)
+        return copy_metadata(self.notes[token.text])
 
     def value(self) -> Any:
         """A value of an attribute or of metadata; a literal followed by `: type` is a tensor."""
