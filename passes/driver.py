@@ -29,6 +29,7 @@ from .replacement import agrees, inferred_again, known_symbols, more_precise
 from .rules import AnyRule, Match, Mismatch, OpRule, Rule, Session
 
 if TYPE_CHECKING:
+    from ..graph.dims import DimExpr
     from ..graph.module import Module
     from ..graph.opdef import OpDefinition
 
@@ -151,7 +152,7 @@ class Driver(RewriteListener):
         for op in reversed(match.ops):
             self._erase_dead(op)
         for value in nearby:
-            self._operand_lost_a_user(value)
+            self._lost_a_user(value)
         context.applied(rule.name, location, self.recorder, time.perf_counter() - started, rule.summary)
         return True
 
@@ -189,9 +190,11 @@ class Driver(RewriteListener):
         for op in created:
             if any(operand in match.replaced for operand in op.operand_values):
                 raise PassError("rule/cycle", f"{rule.name}: a new {op.name} uses the value that it replaces")
-        known = known_symbols(match.ops)
+        known: set[DimExpr] = set()
 
-        def is_fresh(symbol: object) -> bool:
+        def is_fresh(symbol: DimExpr) -> bool:
+            if not known:
+                known.update(known_symbols(match.ops))
             return symbol not in known
 
         for old, new in zip(match.replaced, values, strict=True):
@@ -251,7 +254,7 @@ class Driver(RewriteListener):
             for user in level:
                 self._enqueue(user)
 
-    def _operand_lost_a_user(self, value: Value) -> None:
+    def _lost_a_user(self, value: Value) -> None:
         """The producer may be dead now, or used only once: what uses it may match where it did not before."""
         producer = value.producer
         if producer is None or producer.parent is None:
@@ -267,12 +270,18 @@ class Driver(RewriteListener):
         pending = [op]
         while pending:
             current = pending.pop()
-            if not is_trivially_dead(current):
-                continue
-            producers = [v.producer for region in _with_regions(current) for v in region.operand_values]
+            values = [value for nested in _with_regions(current) for value in nested.operand_values]
             self.rewriter.erase(current)
             self.changed = True
-            pending.extend(p for p in dict.fromkeys(producers) if p is not None and p.parent is not None)
+            for value in dict.fromkeys(values):
+                producer = value.producer
+                if producer is None or producer.parent is None:
+                    continue
+                if is_trivially_dead(producer):
+                    if producer not in pending:
+                        pending.append(producer)
+                elif value.use_count == 1:
+                    self._enqueue_reach(value.users[0])
         return True
 
     # ---- listening -----------------------------------------------------------------------------------------------
@@ -309,7 +318,7 @@ class Driver(RewriteListener):
         )
 
 
-def _never(symbol: object) -> bool:
+def _never(symbol: DimExpr) -> bool:
     return False
 
 

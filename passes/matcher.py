@@ -64,10 +64,12 @@ class CompiledRule:
             match = Match(self.rule, op, (op,), op.results, {}, {}, session)
             return match if _accepts(self.rule, match, (op,), log) else None
         for results in self.alternatives:
-            if op.definition in results[0].op.definitions:
-                found = Matcher(self, results, op, session, log).match()
-                if found is not None:
-                    return found
+            root = results[0].op
+            if op.definition not in root.definitions or (log is None and not root.is_possible(op)):
+                continue
+            found = Matcher(self, results, op, session, log).match()
+            if found is not None:
+                return found
         return None
 
 

@@ -33,6 +33,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..graph import opdef
+from ..graph.core import Operation, Value
 from ..graph.diagnostics import UsageError
 from ..graph.opdef import OpDefinition, Trait
 
@@ -127,9 +128,12 @@ class AttributeCapture:
 
 
 class OpPattern:
-    """An operation: one of `definitions`, with these operands and attributes."""
+    """An operation: one of `definitions`, with these operands and attributes.
 
-    __slots__ = ("attributes", "commutative", "definitions", "names", "operands", "outputs", "shared")
+    `producers` are the operands (by position) that only certain operations can make, for rejecting a root early.
+    """
+
+    __slots__ = ("attributes", "commutative", "definitions", "names", "operands", "outputs", "producers", "shared")
 
     def __init__(
         self,
@@ -145,6 +149,23 @@ class OpPattern:
         self.outputs = outputs
         self.shared = False
         self.commutative = len(operands) >= 2 and all(Trait.COMMUTATIVE in d.traits for d in self.definitions)
+        self.producers = tuple(
+            (index, _producers_of(operand))
+            for index, operand in enumerate(operands)
+            if isinstance(operand, ResultValue | ConstantValue)
+        )
+
+    def is_possible(self, op: Operation) -> bool:
+        """False if the operations that make `op`'s operands already rule out a match."""
+        operands = op._operands
+        for index, definitions in self.producers:
+            if index >= len(operands):
+                return False
+            if not _is_made_by(operands[index], definitions) and not (
+                index < 2 and self.commutative and len(operands) > 1 and _is_made_by(operands[1 - index], definitions)
+            ):
+                return False
+        return True
 
 
 class PatternBuilder:
@@ -215,6 +236,15 @@ class PatternBuilder:
             return self.op(name.rstrip("_"), *operands, outputs=outputs, **attributes)
 
         return call
+
+
+def _producers_of(pattern: ResultValue | ConstantValue) -> frozenset[OpDefinition]:
+    return pattern.op.definitions if isinstance(pattern, ResultValue) else frozenset([opdef.lookup("", "Constant")])
+
+
+def _is_made_by(value: Value | None, definitions: frozenset[OpDefinition]) -> bool:
+    owner = value.owner if value is not None else None
+    return isinstance(owner, Operation) and owner.definition in definitions
 
 
 def as_pattern(value: PatternLike) -> PatternValue:

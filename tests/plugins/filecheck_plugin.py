@@ -124,7 +124,9 @@ def check_output(output: str, checks: str, source: str) -> None:
     from filecheck.parser import Parser, pattern_for_opts
 
     options = Options(match_filename=source)
-    matcher = Matcher(options, FInput("<output>", output), Parser(options, io.StringIO(checks), *pattern_for_opts(options)))
+    matcher = Matcher(
+        options, FInput("<output>", output), Parser(options, io.StringIO(checks), *pattern_for_opts(options))
+    )
     matcher.stderr = io.StringIO()
     if matcher.run() != 0:
         raise FileCheckFailure(f"{matcher.stderr.getvalue()}\nthe output was:\n{output}")
