@@ -1,30 +1,24 @@
 """ONNX files in and out: `load` reads a model into a `Module`, `save` writes one back.
 
-The functions import their parts when they are called, so that importing this package costs nothing.
+Each function is imported when it is first asked for, so that importing this package costs nothing.
 """
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from .read import ModelWarning, load
+    from .write import save, to_bytes, to_proto
 
-    from ...graph.diagnostics import DiagnosticLog
-    from ...graph.module import Module
-
-
-def load(
-    source: str | os.PathLike[str] | bytes | bytearray | memoryview | ModelProto,
-    *,
-    folder: str | os.PathLike[str] | None = None,
-    log: DiagnosticLog | None = None,
-) -> Module:
-    """Read an ONNX model; see `read.load`."""
-    from .read import load as load_model
-
-    return load_model(source, folder=folder, log=log)
+_HOMES = {"ModelWarning": "read", "load": "read", "save": "write", "to_bytes": "write", "to_proto": "write"}
 
 
-__all__ = ["load"]
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+
+
+__all__ = ["ModelWarning", "load", "save", "to_bytes", "to_proto"]

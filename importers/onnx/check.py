@@ -28,6 +28,18 @@ def newest_opsets() -> dict[str, int]:
     return newest
 
 
+@cache
+def kinds_of(domain: str, op_type: str, opset: int) -> dict[str, str]:
+    """Attribute name -> ONNX type in lower case, for a standard operator; empty for others."""
+    try:
+        schema = onnx.defs.get_schema(op_type, opset, domain)
+    except onnx.defs.SchemaError:
+        return {}
+    return {
+        name: AttributeProto.AttributeType.Name(_kind_code(item)).lower() for name, item in schema.attributes.items()
+    }
+
+
 class Signature:
     """What a node of one operator, at one version, must look like."""
 

@@ -27,7 +27,7 @@ def read_declaration(
     """The declared type (None if there is none), with a symbol of its own for every named dim, and other facts.
 
     Facts are `doc_string`, `metadata_props`, `residual`, and `declaration`: the encoded TypeProto where it says more
-    than the type does (denotations, a dim called "?", a negative dim).
+    than the type does (denotations, a dim called "?", a negative dim); `untyped` if there is no type.
     """
     facts: Metadata = {}
     if proto.doc_string:
@@ -38,9 +38,10 @@ def read_declaration(
     if rest:
         facts["residual"] = rest
     if not proto.HasField("type"):
+        facts["untyped"] = True
         return None, facts
     type = type_from_proto(proto.type, symbols.distinct, symbols)
-    if type_proto(type) != proto.type:
+    if type is types.UNKNOWN or type_proto(type) != proto.type:
         facts["declaration"] = proto.type.SerializeToString(deterministic=True)
     return (None if type is types.UNKNOWN else type), facts
 
@@ -59,6 +60,7 @@ def write_declaration(name: str, type: Type | None, facts: Metadata | None) -> V
     if type is None or type is types.UNKNOWN:
         if declared is not None:
             proto.type.ParseFromString(declared)
+            proto.type.SetInParent()
         return proto
     proto.type.CopyFrom(type_proto(type))
     if declared is not None:

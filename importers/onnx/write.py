@@ -1,0 +1,204 @@
+"""Write a module as an ONNX model: to a file, to bytes, or as a ModelProto."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import onnx
+import onnx.helper
+from onnx import FunctionProto, ModelProto
+
+from ...graph import dtypes
+from ...graph.data import TensorData
+from ...graph.diagnostics import DiagnosticLog, ExportError, UsageError
+from ...graph.module import Function, Module
+from ...graph.onnx_values import attribute_proto
+from .check import newest_opsets
+from .read import SCALAR_FACTS
+from .stream import WrittenModel, write_bytes, write_model
+from .write_graph import BodyWriter, WriteContext
+from .write_tensors import TensorWriter
+
+TARGETS = ("onnx", "onnxruntime")
+# Where the default domain is used and the model names no version of it.
+DEFAULT_OPSET = 21
+# The IR version that introduced an element type (onnx.proto, "IR VERSION").
+_IR_OF_DTYPE: dict[dtypes.DType, int] = {
+    dtypes.bf16: 4,
+    dtypes.f8e4m3fn: 9, dtypes.f8e4m3fnuz: 9, dtypes.f8e5m2: 9, dtypes.f8e5m2fnuz: 9,
+    dtypes.u4: 10, dtypes.i4: 10, dtypes.f4e2m1: 11, dtypes.f8e8m0: 12, dtypes.u2: 13, dtypes.i2: 13,
+    dtypes.f6e2m3: 14, dtypes.f6e3m2: 14,
+}  # fmt: skip
+
+
+def save(
+    module: Module,
+    path: str | os.PathLike[str],
+    opset: int | None = None,
+    target: str = "onnx",
+    keep_fused: bool = False,
+    with_shapes: bool = False,
+    external: bool | None = None,
+) -> WrittenModel:
+    """Write `module` to `path`, all or nothing: a failure leaves what was there.
+
+    Args:
+        opset: version of the default domain to write; by default the module's own. An operator without a form there
+            is decomposed.
+        target: "onnx" for a file that any runtime reads, "onnxruntime" to allow com.microsoft operators.
+        keep_fused: write operators of any domain as they are, also those that the model did not have before.
+        with_shapes: list the shapes of all tensors that have a known rank in `value_info`; by default only of those
+            that the file it came from listed.
+        external: True puts weights in a file `NAME.onnx.data` beside the model, False never does; None does for a
+            model of 2 GiB and more.
+
+    Weights are copied from file to file, never through memory. Raises ExportError naming everything that cannot be
+    written, OSError if the disk refuses.
+    """
+    proto, sources = _build(module, opset, target, keep_fused, with_shapes, inline=False)
+    return write_model(path, proto, sources, external=external)
+
+
+def to_bytes(
+    module: Module,
+    opset: int | None = None,
+    target: str = "onnx",
+    keep_fused: bool = False,
+    with_shapes: bool = False,
+) -> bytes:
+    """The encoded model with all weights inside; options as for `save`. Raises ExportError above 2 GiB."""
+    proto, sources = _build(module, opset, target, keep_fused, with_shapes, inline=False)
+    return write_bytes(proto, sources)
+
+
+def to_proto(
+    module: Module,
+    opset: int | None = None,
+    target: str = "onnx",
+    keep_fused: bool = False,
+    with_shapes: bool = False,
+) -> ModelProto:
+    """The model as a message, with a copy of all weights inside; options as for `save`."""
+    proto, _ = _build(module, opset, target, keep_fused, with_shapes, inline=True)
+    return proto
+
+
+def _build(
+    module: Module, opset: int | None, target: str, keep_fused: bool, with_shapes: bool, inline: bool
+) -> tuple[ModelProto, list[TensorData]]:
+    opsets = dict(module.opsets) if opset is None else {**module.opsets, "": opset}
+    _check_request(module, opsets, target)
+    tensors = TensorWriter(inline)
+    log = DiagnosticLog()
+    context = WriteContext(
+        log, tensors, module.symbols,
+        allowed=_allowed_domains(module, target, keep_fused),
+        calls=frozenset((key.domain, key.name) for key in module.functions),
+        ir_version=_ir_version(module, opsets, opset is not None),
+        with_shapes=with_shapes,
+    )  # fmt: skip
+    proto = ModelProto(ir_version=context.ir_version)
+    # A model without standard operators may import no version of them; passes may have added some.
+    main = BodyWriter(context, module.main, {"": DEFAULT_OPSET, **opsets})
+    proto.graph.CopyFrom(main.main())
+    for function in module.functions.values():
+        proto.functions.append(_function(context, function, opset))
+    log.raise_errors(ExportError)
+    facts = module.metadata
+    complete = _complete(opsets, main.used_domains)
+    if proto.ir_version >= 3 or complete != {"": 1}:
+        _add_opsets(proto.opset_import, complete, facts)
+    for name in SCALAR_FACTS:
+        if name in facts:
+            setattr(proto, name, facts[name])
+    _add_properties(proto.metadata_props, facts)
+    if "residual" in facts:
+        proto.MergeFromString(facts["residual"])
+    proto.ir_version = max(proto.ir_version, _ir_of_content(proto, tensors.dtypes))
+    return proto, tensors.sources
+
+
+def _check_request(module: Module, opsets: Mapping[str, int], target: str) -> None:
+    if target not in TARGETS:
+        raise UsageError("usage/target", f"there is no target {target!r}", notes=[f"there are {', '.join(TARGETS)}"])
+    if module.level != "onnx":
+        raise ExportError(
+            "export/level", f"the module is at the level {module.level!r}; only the level 'onnx' can be written"
+        )
+    newest = newest_opsets()[""]
+    if not 1 <= opsets.get("", 1) <= newest:
+        raise UsageError("usage/opset", f"there is no opset {opsets['']}; ONNX {onnx.__version__} has 1 to {newest}")
+
+
+def _allowed_domains(module: Module, target: str, keep_fused: bool) -> frozenset[str]:
+    allowed = {*newest_opsets(), *module.opsets}
+    if target == "onnxruntime":
+        allowed.add("com.microsoft")
+    if keep_fused:
+        allowed.update(op.domain for op in module.walk())
+    return frozenset(allowed)
+
+
+def _ir_version(module: Module, opsets: Mapping[str, int], changed: bool) -> int:
+    """The file's IR version, raised if an opset that was asked for needs it; for a new model the least one."""
+    kept = module.metadata.get("ir_version")
+    if kept is not None and not changed:
+        return int(kept)
+    standard = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    least = onnx.helper.find_min_ir_version_for(standard, ignore_unknown=True)
+    # Older versions list every initializer as an input; nobody wants that in a new model.
+    return max(int(kept), least) if kept is not None else max(least, 4)
+
+
+def _ir_of_content(proto: ModelProto, written: Iterable[dtypes.DType]) -> int:
+    needed = max((_IR_OF_DTYPE.get(dtype, 1) for dtype in written), default=1)
+    if proto.functions:
+        needed = max(needed, 8)
+    if any(function.overload for function in proto.functions):
+        needed = max(needed, 10)
+    return needed
+
+
+def _complete(opsets: Mapping[str, int], used: Iterable[str]) -> dict[str, int]:
+    """`opsets`, with a version for every domain that came into use."""
+    complete = dict(opsets)
+    for domain in used:
+        if domain not in complete:
+            complete[domain] = DEFAULT_OPSET if domain == "" else newest_opsets().get(domain, 1)
+    return complete
+
+
+def _add_opsets(imports: Any, opsets: Mapping[str, int], facts: Mapping[str, Any]) -> None:
+    for domain, version in opsets.items():
+        imports.add(domain=facts.get("default_domain", "") if domain == "" else domain, version=version)
+
+
+def _add_properties(target: Any, facts: Mapping[str, Any]) -> None:
+    for key, value in facts.get("metadata_props", {}).items():
+        target.add(key=key, value=value)
+
+
+def _function(context: WriteContext, function: Function, opset: int | None) -> FunctionProto:
+    opsets = dict(function.opsets)
+    if opset is not None and "" in opsets:
+        opsets[""] = opset  # ONNX wants functions and model to agree on the version
+    proto = FunctionProto(name=function.key.name, domain=function.key.domain)
+    if function.key.overload:
+        proto.overload = function.key.overload
+    writer = BodyWriter(context, function, {"": DEFAULT_OPSET, **opsets})
+    writer.function_body(proto)
+    infos = function.metadata.get("attribute_info", {})
+    for name, value in function.attributes.items():
+        if value is Function.REQUIRED:
+            proto.attribute.append(name)
+        else:
+            proto.attribute_proto.append(attribute_proto(name, value, infos.get(name, {}).get("kind")))
+    if "doc_string" in function.metadata:
+        proto.doc_string = function.metadata["doc_string"]
+    _add_opsets(proto.opset_import, _complete(opsets, writer.used_domains), function.metadata)
+    _add_properties(proto.metadata_props, function.metadata)
+    if "residual" in function.metadata:
+        proto.MergeFromString(function.metadata["residual"])
+    return proto

@@ -1,0 +1,200 @@
+"""Write one operation as one node at the target opset, or, where no such form exists, as its decomposition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from onnx import AttributeProto, NodeProto
+
+from ...graph.builder import OpBuilder
+from ...graph.core import AttributeReference, AttributeValue, Block, Metadata, Operation, Value
+from ...graph.data import SparseData, TensorData
+from ...graph.diagnostics import TypeInferenceError
+from ...graph.infer import InferenceContext
+from ...graph.onnx_values import attribute_kind, attribute_proto
+from . import versions
+from .check import kinds_of
+from .constants import spelled
+from .read_node import Facts
+
+if TYPE_CHECKING:
+    from .write_graph import BodyWriter, OpenGraph, WriteContext
+
+# Decompositions within decompositions; more than this means that two of them lead to each other.
+_MAX_EXPANSION = 12
+
+
+class NodeWriter:
+    """Writes the operations of one function at the operator set versions `opsets`."""
+
+    def __init__(self, context: WriteContext, opsets: Mapping[str, int], bodies: BodyWriter) -> None:
+        self.context = context
+        self.opsets = opsets
+        self.bodies = bodies
+        self.names = bodies.names
+        self._facts = Facts(InferenceContext(context.symbols))
+        self._expanding = 0
+
+    def write(self, op: Operation, graph: OpenGraph) -> None:
+        """Append the node, or the nodes, of `op` to `graph`; an operator that cannot be written is logged."""
+        if (op.domain, op.op_type) in self.context.calls:
+            self._append(op, _node_of(op), graph)
+            return
+        if op.domain not in self.context.allowed and self._expand(op, graph):
+            return
+        try:
+            node = versions.downgrade(_node_of(op), self.opsets.get(op.domain, 1), self._facts)
+        except versions.CannotDowngrade as reason:
+            if not self._expand(op, graph):
+                self.context.log.error(
+                    "export/opset",
+                    f"{op.op_type} cannot be written at opset {self.opsets.get(op.domain, 1)}: {reason}",
+                    op.location,
+                )
+            return
+        self._append(op, node, graph)
+
+    def identity(self, value: Value, name: str, graph: OpenGraph) -> None:
+        """Append a node that gives `value` the further name `name`."""
+        block = Block()
+        self.bodies.borrow(block, graph)
+        copy = OpBuilder(block, self.context.symbols).create("identity", [value], result_types=[value.type])
+        self.names.settle(copy.result, name)
+        self.write(copy, graph)
+        copy._erase()
+
+    def constant(self, op: Operation, graph: OpenGraph) -> NodeProto:
+        """The Constant node of a `const`."""
+        data = op.attributes["value"]
+        spelling = op.metadata.get("constant_node", "value")
+        name, value = (spelling, data) if isinstance(data, AttributeReference) else spelled(data, spelling)
+        proto = self._message(op, "", "Constant")
+        proto.output.append(self.names.define(op.result, graph.scope))
+        info = op.metadata.get("attribute_info", {}).get(name, {})
+        kind = kinds_of("", "Constant", self.opsets.get("", 1)).get(name)
+        proto.attribute.append(self._attribute(name, value, kind, info))
+        self.bodies.used_domains[""] = None
+        return proto
+
+    # ---- one node ------------------------------------------------------------------------------------------------
+
+    def _append(self, op: Operation, node: versions.Node, graph: OpenGraph) -> None:
+        proto = self._message(op, node.domain, node.op_type)
+        for item in node.inputs:
+            proto.input.append(self.bodies.use(item) if isinstance(item, Value) else "")
+        infos = op.metadata.get("attribute_info", {})
+        kinds = self._kinds(op, node)
+        for name, value in node.attributes.items():
+            proto.attribute.append(self._attribute(name, value, kinds.get(name), infos.get(name, {})))
+        for attribute in self._graphs(op, infos, graph):
+            proto.attribute.append(attribute)
+        for result in op.results:
+            absent = result.name == "" and not result.use_count
+            proto.output.append("" if absent else self.names.define(result, graph.scope))
+        if "residual" in op.metadata:
+            proto.MergeFromString(op.metadata["residual"])
+        self.bodies.used_domains[node.domain] = None
+        graph.nodes.append(proto)
+
+    def _message(self, op: Operation, domain: str, op_type: str) -> NodeProto:
+        """A node without inputs, outputs and attributes."""
+        facts = op.metadata
+        proto = NodeProto(op_type=op_type, name=self.names.node(op))
+        spelled_domain = facts.get("domain", "") if domain == "" else domain
+        if spelled_domain:
+            proto.domain = spelled_domain
+        if "overload" in facts:
+            proto.overload = facts["overload"]
+        if "doc_string" in facts:
+            proto.doc_string = facts["doc_string"]
+        for key, value in facts.get("metadata_props", {}).items():
+            proto.metadata_props.add(key=key, value=value)
+        return proto
+
+    def _kinds(self, op: Operation, node: versions.Node) -> Mapping[str, str]:
+        """Attribute name -> ONNX type, as far as somebody defines it."""
+        kinds = kinds_of(node.domain, node.op_type, self.opsets.get(node.domain, 1))
+        if kinds or not op.definition.is_known:
+            return kinds
+        return {name: spec.kind for name, spec in op.definition.attribute_specs.items() if spec.kind != "any"}
+
+    def _attribute(self, name: str, value: AttributeValue, kind: str | None, info: Metadata) -> AttributeProto:
+        kind = info.get("kind") or kind or attribute_kind(value)
+        proto = AttributeProto(name=name, type=kind.upper())
+        tensors = self.context.tensors
+        if isinstance(value, AttributeReference):
+            proto = attribute_proto(name, value)
+        elif kind == "tensor" and isinstance(value, TensorData):
+            proto.t.CopyFrom(tensors.tensor(value, "", info.get("tensor")))
+        elif kind == "tensors":
+            proto.tensors.extend(tensors.tensor(item) for item in value)
+        elif kind == "sparse_tensor" and isinstance(value, SparseData):
+            proto.sparse_tensor.CopyFrom(tensors.sparse(value))
+        else:
+            proto = attribute_proto(name, value, kind)
+        if "doc_string" in info:
+            proto.doc_string = info["doc_string"]
+        return proto
+
+    def _graphs(self, op: Operation, infos: Mapping[str, Any], graph: OpenGraph) -> list[AttributeProto]:
+        """The regions as attributes; several regions `name.0`, `name.1` ... may form one attribute."""
+        found: dict[str, AttributeProto] = {}
+        for key, region in op.regions.items():
+            message = self.bodies.subgraph(region.block, graph, key)
+            name, _, position = key.rpartition(".")
+            if position.isdigit() and infos.get(name, {}).get("graphs"):
+                found.setdefault(name, AttributeProto(name=name, type="GRAPHS")).graphs.append(message)
+            else:
+                found[key] = AttributeProto(name=key, type="GRAPH", g=message)
+        for name, info in infos.items():
+            if "graphs" in info:
+                found.setdefault(name, AttributeProto(name=name, type="GRAPHS"))
+            if name in found and "doc_string" in info:
+                found[name].doc_string = info["doc_string"]
+        return list(found.values())
+
+    # ---- decomposition -------------------------------------------------------------------------------------------
+
+    def _expand(self, op: Operation, graph: OpenGraph) -> bool:
+        """Write `op` as simpler operations, built in a block that is thrown away; False if it has no such form."""
+        if self._expanding >= _MAX_EXPANSION:
+            return False
+        block = Block()
+        builder = OpBuilder(block, self.context.symbols, location=op.location)
+        try:
+            values = op.definition.decompose(op, builder)
+            if values is None:
+                return False
+            self._expanding += 1
+            self._write_expansion(op, list(values), block, graph)
+            self._expanding -= 1
+        except TypeInferenceError:
+            return False
+        finally:
+            for made in reversed(list(block)):
+                made._erase()
+        return True
+
+    def _write_expansion(self, op: Operation, values: list[Value | None], block: Block, graph: OpenGraph) -> None:
+        self.bodies.borrow(block, graph)
+        wanted = [
+            (value, self.names.define(result, graph.scope))
+            for result, value in zip(op.results, values, strict=False)
+            if value is not None and (result.use_count or result.name)
+        ]
+        for value, name in wanted:
+            if value.block is block and value not in self.names:
+                self.names.settle(value, name)
+        for made in block:
+            self.bodies.write(made, graph)
+        for value, name in wanted:
+            if self.bodies.use(value) != name:
+                self.identity(value, name, graph)
+
+
+def _node_of(op: Operation) -> versions.Node:
+    return versions.Node(
+        op.domain, op.op_type, dict(op.attributes), list(op.operands), len(op.results), op.definition.version,
+        dict(op.metadata.get("legacy", {})),
+    )  # fmt: skip
