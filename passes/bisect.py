@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..graph.clone import clone_module
 from ..graph.diagnostics import DiagnosticLog
-from .agreement import DEFAULT_TOLERANCE, first_disagreement
+from .agreement import first_disagreement
 from .context import RECENT_APPLICATIONS, PassContext
 from .instruments import Instrument
 from .manager import PassManager
@@ -67,7 +67,7 @@ def bisect(
     evaluate: Evaluate,
     feeds: Values,
     *,
-    tolerance: float = DEFAULT_TOLERANCE,
+    tolerance: float | None = None,
     context: PassContext | None = None,
 ) -> BisectResult | None:
     """Find what in `pipeline` changes the results of `module` for `feeds`; None if nothing does.
