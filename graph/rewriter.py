@@ -114,6 +114,16 @@ class Rewriter:
         op._drop_results(keep)
         self._modified(op)
 
+    def add_argument(self, block: Block, type: Type, name: str | None = None) -> Value:
+        """A new last argument of `block`. Whoever passes arguments to the block must be changed too."""
+        self.changed = True
+        return block._add_argument(type, name)
+
+    def remove_argument(self, block: Block, index: int) -> None:
+        """Remove an unused argument of `block`."""
+        block._remove_argument(index)
+        self.changed = True
+
     def move(self, op: Operation, before: Operation) -> None:
         """Move `op` in front of `before`, possibly into another block; the caller keeps definitions before uses."""
         if before.parent is None:

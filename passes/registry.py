@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 # name -> "module:Class", relative to this package; a test imports them all and compares names.
 BUILTIN: dict[str, str] = {
+    "bind-dims": "bind_dims:BindDims",
     "cse": "cse:CommonSubexpressions",
+    "cut": "cut:Cut",
     "dce": "dce:DeadCode",
     "remove-identity": "remove_identity:RemoveIdentity",
 }
