@@ -6,6 +6,7 @@ puts the operation's location on any error.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -17,10 +18,12 @@ from .core import Operation, Value
 from .data import TensorData, UnresolvedData
 from .diagnostics import TypeInferenceError
 from .dims import Dim, FreshSymbols
-from .dtypes import DType
+from .dtypes import DType, f32, f64
+from .quotient import Quotient
 from .types import TensorType, Type
 
-# A tensor of integers or booleans whose elements are known: a numpy object array of int and DimExpr, or of bool.
+# A small tensor whose elements are known: a numpy object array of int and DimExpr, of bool, or (for f32 and f64, where
+# exporters compute sizes in floating point) of Quotient.
 SymbolicArray: TypeAlias = npt.NDArray[Any]
 
 # Shape computations are short vectors; anything longer is data, not a shape.
@@ -58,12 +61,14 @@ class InferenceContext:
         symbolic = self.symbolic(value)
         if symbolic is None or value is None or not isinstance(value.type, TensorType):
             return None
-        if not all(isinstance(item, int) for item in symbolic.flat):
+        numbers = [float(item) if isinstance(item, Quotient) and item.is_number else item for item in symbolic.flat]
+        if not all(isinstance(item, int | float) for item in numbers):
             return None
-        return symbolic.astype(value.type.dtype.numpy)
+        return np.array(numbers, value.type.dtype.numpy).reshape(symbolic.shape)
 
     def symbolic(self, value: Value | None) -> SymbolicArray | None:
-        """The elements of a short integer (or bool) operand as dims (or bools); shape as the operand's.
+        """The elements of a short integer operand as dims; shape as the operand's. Of a bool operand they are bools,
+        of a float one Quotients.
 
         In a very short vector an element that does not follow from shapes and constants is a symbol without bounds;
         otherwise the answer is None unless all elements are known.
@@ -87,7 +92,7 @@ class InferenceContext:
 
     def _unknown_operands(self, value: Value) -> list[Value]:
         producer = value.producer
-        if producer is None or producer.name == "const":
+        if producer is None or producer.name == "const" or not producer.definition.propagates:
             return []
         return [
             operand
@@ -124,22 +129,31 @@ class InferenceContext:
 
 
 def _may_hold_shape(type: Type) -> bool:
-    if not isinstance(type, TensorType) or not (type.dtype.is_integer or type.dtype.kind == "bool"):
-        return False
-    elements = type.elements
-    return not isinstance(elements, int) or elements <= MAX_SYMBOLIC_ELEMENTS
+    if not isinstance(type, TensorType) or type.shape is None:
+        return isinstance(type, TensorType) and type.dtype.is_integer
+    if type.dtype.is_integer or type.dtype.kind == "bool":
+        return not isinstance(type.elements, int) or type.elements <= MAX_SYMBOLIC_ELEMENTS
+    static = type.static_shape
+    return type.dtype in (f32, f64) and static is not None and math.prod(static) <= MAX_UNKNOWN_ELEMENTS
 
 
 def _elements_of(data: TensorData) -> SymbolicArray | None:
     if data.dtype.bits < 8 or data.elements > MAX_SYMBOLIC_ELEMENTS or isinstance(data, UnresolvedData):
         return None
+    items: list[Any] = data.numpy().ravel().tolist()
+    if data.dtype.is_float:
+        items = [Quotient.exactly(item) for item in items]
+        if None in items:
+            return None
     elements = np.empty(data.shape, object)
-    elements.reshape(-1)[:] = data.numpy().ravel().tolist()
+    elements.reshape(-1)[:] = items
     return elements
 
 
 def _fits(elements: SymbolicArray, dtype: DType) -> bool:
-    """Whether all numbers are within the dtype's range: what would have wrapped around is not known."""
+    """Whether all elements are of the dtype's kind, and numbers in its range: what would have wrapped is not known."""
+    if dtype.is_float:
+        return all(isinstance(item, Quotient) for item in elements.flat)
     if dtype.kind == "bool":
         return all(isinstance(item, bool) for item in elements.flat)
     low = -(1 << (dtype.bits - 1)) if dtype.kind == "int" else 0

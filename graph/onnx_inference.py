@@ -49,7 +49,8 @@ def infer(schema: Schema, op: Operation, context: InferenceContext) -> Sequence[
             opset_imports=_opsets(schema),
         )
     except (onnx.shape_inference.InferenceError, RuntimeError) as caught:
-        if any(value.type is types.UNKNOWN for value in op.operand_values):
+        # A number may be demanded where there is a symbol, which is no fault of the operands.
+        if not all(_is_static(value.type) for value in op.operand_values):
             return unknown
         raise TypeInferenceError("infer/onnx", f"{op.name}: {_cleaned(str(caught))}") from None
     return [
@@ -60,11 +61,17 @@ def infer(schema: Schema, op: Operation, context: InferenceContext) -> Sequence[
     ]
 
 
+def _is_static(type: Type) -> bool:
+    return isinstance(type, types.TensorType) and type.is_static
+
+
 def _node(schema: Schema, op: Operation) -> onnx.NodeProto:
     node = onnx.NodeProto(op_type=op.op_type, domain=op.domain)
     node.input.extend(f"x{index}" if value is not None else "" for index, value in enumerate(op.operands))
     node.output.extend(f"y{index}" for index in range(len(op.results)))
-    for name, value in op.attributes.items():
+    # Defaults are written out: where ONNX's inference has defaults of its own, they are not always the schema's.
+    defaults = {name: spec.default for name, spec in schema.attributes.items() if spec.default is not None}
+    for name, value in {**defaults, **op.attributes}.items():
         spec = schema.attributes.get(name)
         node.attribute.append(attribute_proto(name, value, spec.kind if spec else None))
     return node

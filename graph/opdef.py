@@ -181,6 +181,11 @@ class OpDefinition:
         """
         return None
 
+    @property
+    def propagates(self) -> bool:
+        """Whether `propagate` looks at operand elements, so that they are worth finding first."""
+        return type(self).propagate is not OpDefinition.propagate and Trait.SHAPE_ONLY not in self.traits
+
     def flops(self, op: Operation) -> Dim | None:
         """Arithmetic operations that one execution takes, from the operand and result types; None if unknown.
 

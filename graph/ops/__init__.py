@@ -1,5 +1,27 @@
 """The operators, one file per family. Importing this package registers them all; it must stay light (no numerics)."""
 
-from . import convolution, elementwise, matmul, movement, normalization, shape, structural
+from . import (
+    attention,
+    control,
+    convolution,
+    elementwise,
+    generators,
+    indexing,
+    matmul,
+    movement,
+    normalization,
+    quantize,
+    recurrent,
+    reduction,
+    resample,
+    sequence,
+    shape,
+    strings,
+    structural,
+)
 
-__all__ = ["convolution", "elementwise", "matmul", "movement", "normalization", "shape", "structural"]
+__all__ = [
+    "attention", "control", "convolution", "elementwise", "generators", "indexing", "matmul", "movement",
+    "normalization", "quantize", "recurrent", "reduction", "resample", "sequence", "shape", "strings",
+    "structural",
+]  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import dtypes, types
 from ..dims import Dim, ceildiv, dim_min, product
@@ -28,6 +28,7 @@ from .common import (
     shape_of,
     unknown_dims,
 )
+from .pooling_numeric import average_pool, lp_norm, lp_pool, max_pool
 
 if TYPE_CHECKING:
     from ..core import Operation
@@ -252,10 +253,17 @@ class Pool(TensorOp):
 class AveragePool(Pool):
     """The mean of each window."""
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        window = Window.of(op, op.attr("kernel_shape"))
+        return average_pool(operands[0], window, bool(op.attr("count_include_pad")))
+
 
 @op("LpPool")
 class LpPool(Pool):
     """The p-norm of each window."""
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return lp_pool(operands[0], Window.of(op, op.attr("kernel_shape")), op.attr("p"))
 
 
 @op("MaxPool")
@@ -266,6 +274,9 @@ class MaxPool(Pool):
         (values,) = super().infer(op, context)
         shape = values.shape if isinstance(values, types.TensorType) else None
         return [values, types.tensor(dtypes.i64, shape)]
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return max_pool(operands[0], Window.of(op, op.attr("kernel_shape")), bool(op.attr("storage_order")))
 
 
 class GlobalPool(TensorOp):
@@ -294,6 +305,9 @@ class GlobalMaxPool(GlobalPool):
 @op("GlobalLpPool")
 class GlobalLpPool(GlobalPool):
     """The p-norm of each channel."""
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return lp_norm(operands[0], op.attr("p"), tuple(range(2, operands[0].ndim)), keepdims=True)
 
 
 @op("MaxUnpool")

@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from .. import dtypes
 from ..dims import Dim, prove_equal
 from ..opdef import Trait, op, register
@@ -30,6 +32,7 @@ from .common import (
     tensor_of,
     times,
 )
+from .numeric import NUMERIC, check_same_dtype, clip, modulo
 from .scalar import Body, count_operations
 
 if TYPE_CHECKING:
@@ -69,6 +72,14 @@ class Elementwise(TensorOp):
         if body is None:
             raise NotImplementedError(f"{self.name} has no scalar body")
         return body(handler, *operands, **self._attributes(op))
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        function = NUMERIC.get(self.op_type)
+        if function is None or self.domain:
+            return super().evaluate(op, *operands)
+        if self.op_type != "Pow":
+            check_same_dtype(self.name, *operands)
+        return function(*operands)
 
     def _attributes(self, op: Operation) -> dict[str, Any]:
         return {name: op.attr(name) for name in self.body_attributes}
@@ -201,9 +212,9 @@ def mean(s: Any, *operands: Any) -> Any:
 unary("Abs", lambda s, x: s.abs(x), values.absolute)
 unary("Neg", lambda s, x: s.neg(x), values.negate)
 unary("Sign", lambda s, x: s.sign(x), values.sign)
-unary("Floor", lambda s, x: s.floor(x))
-unary("Ceil", lambda s, x: s.ceil(x))
-unary("Round", lambda s, x: s.round(x))
+unary("Floor", lambda s, x: s.floor(x), values.floor)
+unary("Ceil", lambda s, x: s.ceil(x), values.ceil)
+unary("Round", lambda s, x: s.round(x), values.round_half_even)
 unary("Sqrt", lambda s, x: s.sqrt(x))
 unary("Reciprocal", lambda s, x: s.div(1, x))
 unary("Exp", lambda s, x: s.exp(x))
@@ -221,7 +232,7 @@ unary("Asinh", lambda s, x: s.asinh(x))
 unary("Acosh", lambda s, x: s.acosh(x))
 unary("Atanh", lambda s, x: s.atanh(x))
 unary("Erf", lambda s, x: s.erf(x))
-unary("Relu", lambda s, x: s.maximum(x, 0), lambda x: values.greatest(x, 0))
+unary("Relu", lambda s, x: s.maximum(x, 0))
 unary("LeakyRelu", lambda s, x, alpha: s.select(s.less(x, 0), s.mul(x, alpha), x), attributes=("alpha",))
 unary("ThresholdedRelu", lambda s, x, alpha: s.select(s.less(alpha, x), x, 0), attributes=("alpha",))
 unary("Elu", elu, attributes=("alpha",))
@@ -277,6 +288,11 @@ class Mod(Elementwise):
         function = values.remainder if op.attr("fmod") else values.modulo
         return values.map_elements(function, operand_elements(op, 0, context), operand_elements(op, 1, context))
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        check_same_dtype("mod", *operands)
+        x, y = operands
+        return modulo(x, y, op.attr("fmod"))
+
 
 @op("Where")
 class Where(Elementwise):
@@ -287,6 +303,11 @@ class Where(Elementwise):
     def result_dtype(self, op: Operation) -> DType | None:
         return dtype_of(op, 1, 2)
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        condition, x, y = operands
+        check_same_dtype("where", x, y)
+        return np.where(condition, x, y)
+
 
 @op("Cast")
 class Cast(Elementwise):
@@ -296,8 +317,10 @@ class Cast(Elementwise):
         return dtype_attribute(op, "to")
 
     def propagate(self, op: Operation, context: InferenceContext) -> SymbolicArray | None:
-        to_bool = self.result_dtype(op) is dtypes.bool_
-        return values.map_elements(_as_bool if to_bool else _as_number, operand_elements(op, 0, context))
+        to = self.result_dtype(op)
+        if to is None:
+            return None
+        return values.map_elements(lambda item: values.convert(item, to), operand_elements(op, 0, context))
 
     def flops(self, op: Operation) -> Dim | None:
         return 0
@@ -305,24 +328,15 @@ class Cast(Elementwise):
 
 @op("CastLike")
 class CastLike(Cast):
-    """Only the second operand's element type matters, not its shape."""
+    """Only the second operand's element type matters, not its shape; so it is not elementwise in that one."""
+
+    traits = frozenset()
 
     def result_dtype(self, op: Operation) -> DType | None:
         return dtype_of(op, 1)
 
     def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
         return shape_of(op, 0)
-
-
-def _as_bool(item: Any) -> bool | None:
-    if isinstance(item, int):
-        return item != 0
-    different = prove_equal(item, 0)
-    return None if different is None else not different
-
-
-def _as_number(item: Any) -> Any:
-    return int(item) if isinstance(item, bool) else item
 
 
 @op("BitCast")
@@ -362,6 +376,11 @@ class Clip(Elementwise):
             if has_operand(op, index):
                 result = values.map_elements(function, result, operand_elements(op, index, context))
         return result
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        x, low, high = (*operands, None, None)[:3]
+        check_same_dtype("clip", x, low, high)
+        return clip(x, low, high)
 
     def flops(self, op: Operation) -> Dim | None:
         return times(sum(has_operand(op, index) for index in (1, 2)), result_elements(op))

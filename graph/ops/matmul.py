@@ -6,7 +6,9 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from .. import dtypes
 from ..dims import Dim, product, prove_equal
@@ -25,6 +27,7 @@ from .common import (
     same_dim,
     shape_of,
 )
+from .numeric import check_same_dtype, summable
 
 if TYPE_CHECKING:
     from ..core import Operation
@@ -73,6 +76,11 @@ class MatrixProduct(TensorOp):
 class MatMul(MatrixProduct):
     """The product of two matrices, or of stacks of them."""
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        check_same_dtype("matmul", *operands)
+        left, right = operands
+        return np.asarray(np.matmul(summable(left), summable(right))).astype(left.dtype, copy=False)
+
 
 @op("MatMulInteger")
 class MatMulInteger(MatrixProduct):
@@ -115,6 +123,16 @@ class Gemm(TensorOp):
             if len(bias) > 2 or grows:
                 raise error("shape/broadcast", f"gemm cannot broadcast {format_shape(bias)} to {format_shape(result)}")
         return result
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        check_same_dtype("gemm", *operands)
+        a, b, c = (*operands, None)[:3]
+        alpha, beta = op.attr("alpha"), op.attr("beta")
+        product = summable(a.T if op.attr("transA") else a) @ summable(b.T if op.attr("transB") else b)
+        result = product if alpha == 1 else product * alpha
+        if c is not None and beta != 0:
+            result = result + (summable(c) if beta == 1 else summable(c) * beta)
+        return np.asarray(result).astype(a.dtype, copy=False)
 
     def _matrix(self, op: Operation, index: int, context: InferenceContext) -> Shape:
         shape = shape_of(op, index)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import types
+from ..diagnostics import ExecutionError
 from ..dims import Dim, bounds, ceildiv, dim_max, dim_min
 from ..opdef import OpDefinition, Trait, op
 from ..types import Type
@@ -32,6 +33,7 @@ from .common import (
     shape_of,
     unknown_dims,
 )
+from .numeric import check_same_dtype
 from .values import is_non_negative
 
 if TYPE_CHECKING:
@@ -62,6 +64,9 @@ class Transpose(TensorOp):
     def propagate(self, op: Operation, context: InferenceContext) -> SymbolicArray | None:
         elements = operand_elements(op, 0, context)
         return None if elements is None else elements.transpose(op.attr("perm"))
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return np.transpose(operands[0], op.attr("perm"))
 
 
 @op("Concat")
@@ -94,6 +99,10 @@ class Concat(TensorOp):
         parts = [context.symbolic(operand) for operand in op.operands]
         present = [part for part in parts if part is not None]
         return np.concatenate(present, op.attr("axis")) if len(present) == len(parts) else None
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        check_same_dtype("concat", *operands)
+        return np.concatenate(operands, op.attr("axis"))
 
 
 @op("Split")
@@ -142,6 +151,18 @@ class Split(OpDefinition):
         if len(static) < len(sizes) or sum(static) != elements.shape[axis]:
             return None
         return np.split(elements, np.cumsum(static)[:-1].tolist(), axis)
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        axis, count = op.attr("axis", 0), len(op.results)
+        size = operands[0].shape[axis]
+        if len(operands) > 1:
+            sizes = [int(part) for part in operands[1]]
+        else:
+            part = -(-size // count)
+            sizes = [part] * (count - 1) + [size - part * (count - 1)]
+        if len(sizes) != count or sum(sizes) != size or min(sizes) < 0:
+            raise ExecutionError("run/split", f"split of {size} into {count} parts of sizes {sizes}")
+        return tuple(np.split(operands[0], np.cumsum(sizes)[:-1], axis))
 
 
 @op("Slice")
@@ -192,6 +213,15 @@ class Slice(TensorOp):
             stop = None if step < 0 and end < -elements.shape[axis] else end
             selection[axis] = slice(start, stop, step)
         return elements[tuple(selection)]
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        data, starts, ends, axes, steps = (*operands, None, None)[:5]
+        selection = [slice(None)] * data.ndim
+        positions = range(len(starts)) if axes is None else axes
+        strides = [1] * len(starts) if steps is None else steps
+        for axis, start, end, step in zip(positions, starts, ends, strides, strict=True):
+            selection[axis] = slice(int(start), int(end), int(step))
+        return data[tuple(selection)]
 
 
 def slice_dim(dim: Dim, start: Dim, end: Dim, step: Dim, context: InferenceContext) -> Dim:
@@ -250,6 +280,21 @@ class Pad(TensorOp):
             result[axis] = context.fresh() if unbounded else padded
         return result
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        """Elements are removed before others are added (as ONNX Runtime does)."""
+        data, pads, value, axes = (*operands, None, None)[:4]
+        widths, kept = [(0, 0)] * data.ndim, [slice(None)] * data.ndim
+        chosen = range(data.ndim) if axes is None else [int(axis) for axis in axes]
+        for axis, before, after in zip(chosen, pads[: len(chosen)], pads[len(chosen) :], strict=True):
+            widths[axis] = (max(int(before), 0), max(int(after), 0))
+            kept[axis] = slice(max(-int(before), 0), data.shape[axis] - max(-int(after), 0))
+        mode = op.attr("mode", "constant")
+        if mode != "constant":
+            return np.pad(data[tuple(kept)], widths, mode)
+        zero = np.array("", object) if data.dtype == object else np.zeros((), data.dtype)
+        fill = zero if value is None else np.reshape(value, ())
+        return np.pad(data[tuple(kept)], widths, constant_values=fill)
+
 
 @op("Tile")
 class Tile(TensorOp):
@@ -272,6 +317,12 @@ class Tile(TensorOp):
         if elements is None or repeats is None or elements.size * int(np.prod(repeats)) > 1024:
             return None
         return np.tile(elements, repeats)
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        data, repeats = operands
+        if len(repeats) != data.ndim:
+            raise ExecutionError("run/tile", f"tile of rank {data.ndim} has {len(repeats)} repeats")
+        return np.tile(data, repeats)
 
 
 @op("DepthToSpace")

@@ -142,9 +142,12 @@ def _check_per_channel(op: Operation, indices: Sequence[int], context: Inference
 
 @op("BatchNormalization")
 class BatchNormalization(Normalization):
-    """Ioffe and Szegedy 2015 (arXiv 1502.03167). In training mode the running mean and variance are results, too."""
+    """Ioffe and Szegedy 2015 (arXiv 1502.03167). In training mode the running mean and variance are results, too.
 
-    traits = frozenset({Trait.ELEMENTWISE})
+    Scale, bias, mean and variance go with dim 1, which is not numpy's broadcasting; so it is not elementwise.
+    """
+
+    traits = frozenset()
     operations = 2
 
     def infer(self, op: Operation, context: InferenceContext) -> Sequence[Type]:

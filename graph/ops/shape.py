@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import dtypes
+from ..diagnostics import ExecutionError
 from ..dims import Dim, exact_div, product, prove_equal
 from ..opdef import OpDefinition, Trait, op
 from ..types import Type
@@ -27,7 +29,7 @@ from .common import (
     shape_of,
     unknown_dims,
 )
-from .values import as_elements, is_non_negative
+from .values import as_elements, convert, is_non_negative
 
 if TYPE_CHECKING:
     from ..core import Operation
@@ -52,6 +54,9 @@ class ShapeOf(TensorOp):
         shape = shape_of(op, 0)
         return None if shape is None else as_elements(list(self._selected(op, shape)))
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return np.array(self._selected(op, operands[0].shape), np.int64)
+
     def _selected(self, op: Operation, shape: Shape) -> Shape:
         return shape[slice(op.attr("start", 0), op.attr("end"))]
 
@@ -71,6 +76,9 @@ class Size(TensorOp):
     def propagate(self, op: Operation, context: InferenceContext) -> SymbolicArray | None:
         elements = elements_of(shape_of(op, 0))
         return None if elements is None else as_elements([elements], ())
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return np.array(operands[0].size, np.int64)
 
 
 class KeepsOrder(TensorOp):
@@ -97,6 +105,9 @@ class Identity(OpDefinition):
     def propagate(self, op: Operation, context: InferenceContext) -> SymbolicArray | None:
         return context.symbolic(op.operands[0])
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return operands[0]
+
 
 @op("Reshape")
 class Reshape(KeepsOrder):
@@ -112,6 +123,15 @@ class Reshape(KeepsOrder):
             return unknown_dims(length_of(op, 1), context)
         dims = _target_dims(op, target, shape_of(op, 0))
         return _resolve(op, dims, shape_of(op, 0), context)
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        data, target = operands
+        dims = [int(dim) for dim in target]
+        if min(dims, default=0) < -1:
+            raise ExecutionError("run/reshape", f"reshape to {dims}: only -1 stands for a dim to be found")
+        if not op.attr("allowzero", 0):
+            dims = [data.shape[axis] if dim == 0 else dim for axis, dim in enumerate(dims)]
+        return data.reshape(dims)
 
 
 def _target_dims(op: Operation, target: SymbolicArray, shape: Shape | None) -> list[Dim | None]:
@@ -168,6 +188,11 @@ class Flatten(KeepsOrder):
             axis += len(shape)
         return [product(shape[:axis]), product(shape[axis:])]
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        shape, axis = operands[0].shape, op.attr("axis", 1)
+        axis += len(shape) if axis < 0 else 0
+        return operands[0].reshape(math.prod(shape[:axis]), math.prod(shape[axis:]))
+
 
 @op("Squeeze")
 class Squeeze(KeepsOrder):
@@ -188,6 +213,10 @@ class Squeeze(KeepsOrder):
             if prove_equal(shape[axis], 1) is False:
                 raise error("shape/squeeze", f"squeeze needs dim {axis} of {format_shape(shape)} to be 1")
         return [dim for axis, dim in enumerate(shape) if axis not in dropped]
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        axes = operands[1] if len(operands) > 1 else None
+        return np.squeeze(operands[0], None if axes is None else tuple(int(axis) for axis in np.ravel(axes)))
 
 
 def _without_ones(shape: Shape) -> Shape | None:
@@ -212,6 +241,9 @@ class Unsqueeze(KeepsOrder):
         inserted = set(normalize_axes(axes, len(shape) + len(axes), op))
         remaining = iter(shape)
         return [1 if axis in inserted else next(remaining) for axis in range(len(shape) + len(axes))]
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return np.expand_dims(operands[0], tuple(int(axis) for axis in np.ravel(operands[1])))
 
 
 @op("Expand")
@@ -238,6 +270,10 @@ class Expand(TensorOp):
         shape = np.broadcast_shapes(elements.shape, tuple(target.flat))
         return np.broadcast_to(elements, shape).copy() if np.prod(shape, dtype=np.int64) <= 1024 else None
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        data, target = operands
+        return np.broadcast_to(data, np.broadcast_shapes(data.shape, tuple(int(dim) for dim in target))).copy()
+
 
 @op("ConstantOfShape")
 class ConstantOfShape(TensorOp):
@@ -258,8 +294,12 @@ class ConstantOfShape(TensorOp):
         if target is None or value is None or int(np.prod(target)) > 1024:
             return None
         result = np.empty(target, object)
-        result.reshape(-1)[:] = value.numpy().reshape(-1)[0].item()
+        result.reshape(-1)[:] = convert(value.numpy().reshape(-1)[0].item(), value.dtype)
         return result
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        value, dims = op.attr("value"), [int(dim) for dim in operands[0]]
+        return np.zeros(dims, np.float32) if value is None else np.full(dims, value.numpy().reshape(-1)[0])
 
     def flops(self, op: Operation) -> Dim | None:
         return 0

@@ -1,18 +1,22 @@
 """Arithmetic on known elements: how integer tensors that hold shapes move through Add, Mul, Equal, Where, ...
 
-Each function takes elements (int, bool or DimExpr) and gives the exact result, or None if it is not known.
+Each function takes elements (int or DimExpr, bool, or Quotient for floats) and gives the exact result, or None if it is
+not known.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..dims import Dim, bounds, dim_max, dim_min, prove_equal, prove_less, prove_less_equal
+from ..dims import Dim, DimExpr, bounds, dim_max, dim_min, prove_equal, prove_less, prove_less_equal
+from ..quotient import Quotient
 
 if TYPE_CHECKING:
+    from ..dtypes import DType
     from ..infer import SymbolicArray
 
 
@@ -49,20 +53,22 @@ def is_positive(dim: Dim) -> bool:
     return low is not None and low > 0
 
 
-def add(x: Dim, y: Dim) -> Dim:
-    return x + y
+def add(x: Any, y: Any) -> Any:
+    return x.plus(y) if isinstance(x, Quotient) else x + y
 
 
-def sub(x: Dim, y: Dim) -> Dim:
-    return x - y
+def sub(x: Any, y: Any) -> Any:
+    return x.plus(y.negative()) if isinstance(x, Quotient) else x - y
 
 
-def mul(x: Dim, y: Dim) -> Dim:
-    return x * y
+def mul(x: Any, y: Any) -> Any:
+    return x.times(y) if isinstance(x, Quotient) else x * y
 
 
-def divide(x: Dim, y: Dim) -> Dim | None:
-    """Integer division as ONNX has it: toward zero. Dims divide toward minus infinity, so signs must be known."""
+def divide(x: Any, y: Any) -> Any:
+    """Integers divide toward zero in ONNX, but dims toward minus infinity: so signs must be known."""
+    if isinstance(x, Quotient):
+        return x.over(y)
     if isinstance(x, int) and isinstance(y, int):
         if y == 0:
             return None
@@ -71,13 +77,15 @@ def divide(x: Dim, y: Dim) -> Dim | None:
     return x // y if is_non_negative(x) and is_non_negative(y) and not _is_zero(y) else None
 
 
-def modulo(x: Dim, y: Dim) -> Dim | None:
+def modulo(x: Any, y: Any) -> Dim | None:
     """`Mod` with fmod=0: the remainder has the sign of the divisor, as in Python."""
-    return None if _is_zero(y) else x % y
+    return None if isinstance(x, Quotient) or _is_zero(y) else x % y
 
 
-def remainder(x: Dim, y: Dim) -> Dim | None:
+def remainder(x: Any, y: Any) -> Dim | None:
     """`Mod` with fmod=1: the remainder has the sign of the dividend, as in C."""
+    if isinstance(x, Quotient):
+        return None
     if isinstance(x, int) and isinstance(y, int):
         return None if y == 0 else abs(x) % abs(y) * (-1 if x < 0 else 1)
     return x % y if is_non_negative(x) and is_non_negative(y) and not _is_zero(y) else None
@@ -87,9 +95,9 @@ def _is_zero(dim: Dim) -> bool:
     return isinstance(dim, int) and dim == 0
 
 
-def power(x: Dim, y: Dim) -> Dim | None:
+def power(x: Any, y: Any) -> Dim | None:
     """Small constant exponents only."""
-    if not isinstance(y, int) or not 0 <= y <= 4:
+    if isinstance(x, Quotient) or not isinstance(y, int) or not 0 <= y <= 4:
         return None
     result: Dim = 1
     for _ in range(y):
@@ -97,11 +105,25 @@ def power(x: Dim, y: Dim) -> Dim | None:
     return result
 
 
-def negate(x: Dim) -> Dim:
-    return -x
+def negate(x: Any) -> Any:
+    return x.negative() if isinstance(x, Quotient) else -x
 
 
-def absolute(x: Dim) -> Dim:
+def floor(x: Quotient) -> Quotient:
+    return Quotient(x.floor())
+
+
+def ceil(x: Quotient) -> Quotient:
+    return Quotient(x.ceil())
+
+
+def round_half_even(x: Quotient) -> Quotient | None:
+    return x if x.divisor == 1 else None
+
+
+def absolute(x: Any) -> Any:
+    if isinstance(x, Quotient):
+        return x if is_non_negative(x.dividend) else None
     if isinstance(x, int):
         return abs(x)
     if is_non_negative(x):
@@ -109,46 +131,53 @@ def absolute(x: Dim) -> Dim:
     return -x if is_non_negative(-x) else dim_max(x, -x)
 
 
-def sign(x: Dim) -> Dim | None:
+def sign(x: Any) -> Any:
     if isinstance(x, int):
         return (x > 0) - (x < 0)
-    return 1 if is_positive(x) else None
+    return 1 if not isinstance(x, Quotient) and is_positive(x) else None
 
 
-def least(*items: Dim) -> Dim:
-    return dim_min(*items)
+def _integers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` of dims, for quotients as well as long as they are whole."""
+
+    def apply(*items: Any) -> Any:
+        if not any(isinstance(item, Quotient) for item in items):
+            return function(*items)
+        if any(not isinstance(item, Quotient) or item.divisor != 1 for item in items):
+            return None
+        result = function(*[item.dividend for item in items])
+        return Quotient(result) if isinstance(result, int | DimExpr) and not isinstance(result, bool) else result
+
+    return apply
 
 
-def greatest(*items: Dim) -> Dim:
-    return dim_max(*items)
+least = _integers(dim_min)
+greatest = _integers(dim_max)
+equal = _integers(lambda x, y: x == y if isinstance(x, bool) else prove_equal(x, y))
+less = _integers(prove_less)
+less_equal = _integers(prove_less_equal)
+greater = _integers(lambda x, y: prove_less(y, x))
+greater_equal = _integers(lambda x, y: prove_less_equal(y, x))
 
 
-def total(*items: Dim) -> Dim:
-    result: Dim = 0
-    for item in items:
-        result = result + item
-    return result
-
-
-def equal(x: Dim, y: Dim) -> bool | None:
-    return x == y if isinstance(x, bool) else prove_equal(x, y)
-
-
-def less(x: Dim, y: Dim) -> bool | None:
-    return prove_less(x, y)
-
-
-def less_equal(x: Dim, y: Dim) -> bool | None:
-    return prove_less_equal(x, y)
-
-
-def greater(x: Dim, y: Dim) -> bool | None:
-    return prove_less(y, x)
-
-
-def greater_equal(x: Dim, y: Dim) -> bool | None:
-    return prove_less_equal(y, x)
+def total(*items: Any) -> Any:
+    return functools.reduce(add, items)
 
 
 def choose(condition: bool, x: Any, y: Any) -> Any:
     return x if condition else y
+
+
+def convert(item: Any, to: DType) -> Any:
+    """`Cast` of one element; a number that the target type cannot hold is refused where elements are checked."""
+    if to.kind == "bool":
+        dividend = item.dividend if isinstance(item, Quotient) else item
+        zero = dividend == 0 if isinstance(dividend, int) else prove_equal(dividend, 0)
+        return None if zero is None else not zero
+    if to.is_float:
+        if isinstance(item, Quotient):
+            return item
+        return Quotient.exactly(item) if isinstance(item, int | float) else Quotient(item)
+    if isinstance(item, Quotient):
+        return item.truncated()
+    return int(item) if isinstance(item, bool) else item

@@ -1,0 +1,196 @@
+"""Tensors made from nothing, or from the shape of another: ranges, random numbers, identity matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import dtypes
+from ..dims import Dim, ceildiv, dim_max
+from ..opdef import Trait, op
+from ..quotient import Quotient
+from . import values
+from .common import (
+    SameShape,
+    TensorOp,
+    dtype_attribute,
+    dtype_of,
+    element_dim,
+    error,
+    operand_elements,
+    require_rank,
+    shape_of,
+)
+
+if TYPE_CHECKING:
+    from ..core import Operation
+    from ..dtypes import DType
+    from ..infer import InferenceContext, SymbolicArray
+
+
+@op("Range")
+class Range(TensorOp):
+    """start, start + delta, ... up to but without limit: max(ceil((limit - start) / delta), 0) elements."""
+
+    def result_dtype(self, op: Operation) -> DType | None:
+        return dtype_of(op, 0, 1, 2)
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        numbers = [context.constant(operand) for operand in op.operands]
+        if all(number is not None and number.size == 1 for number in numbers):
+            start, limit, delta = [np.ravel(number)[0].item() for number in numbers if number is not None]
+            if delta == 0:
+                raise error("shape/range", "range has a step of 0")
+            if isinstance(delta, float):
+                return [max(math.ceil((limit - start) / delta), 0)]
+            return [max(-((start - limit) // delta), 0)]
+        known = self._known(op, context)
+        return [context.fresh() if known is None else dim_max(_steps(*known), 0)]
+
+    def _known(self, op: Operation, context: InferenceContext) -> tuple[Any, Any, Any] | None:
+        """Start, limit and delta as dims or quotients; None if one is not known or the sign of delta is not."""
+        found = [operand_elements(op, index, context) for index in range(3)]
+        items = [elements.reshape(-1)[0] for elements in found if elements is not None and elements.size == 1]
+        if len(items) < 3:
+            return None
+        delta = items[2].dividend if isinstance(items[2], Quotient) else items[2]
+        return (items[0], items[1], items[2]) if isinstance(delta, int) and _steps(*items) is not None else None
+
+    def propagate(self, op: Operation, context: InferenceContext) -> SymbolicArray | None:
+        known, shape = self._known(op, context), self.result_shape(op, context)
+        if known is None or shape is None or not isinstance(shape[0], int) or shape[0] > 1024:
+            return None
+        elements = [known[0]]
+        while len(elements) < shape[0]:
+            elements.append(values.add(elements[-1], known[2]))
+        return values.as_elements(elements[: shape[0]])
+
+    def flops(self, op: Operation) -> Dim | None:
+        return 0
+
+
+def _steps(start: Any, limit: Any, delta: Any) -> Any:
+    """ceil((limit - start) / delta); None if it is not known."""
+    distance = values.sub(limit, start)
+    if isinstance(distance, Quotient):
+        steps = distance.over(delta)
+        return None if steps is None else steps.ceil()
+    if delta == 0:
+        raise error("shape/range", "range has a step of 0")
+    return ceildiv(distance, delta) if delta > 0 else ceildiv(-distance, -delta)
+
+
+class WindowFunction(TensorOp):
+    """A vector of as many samples as the operand says."""
+
+    def result_dtype(self, op: Operation) -> DType | None:
+        return dtype_attribute(op, "output_datatype", dtypes.f32)
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        size = operand_elements(op, 0, context)
+        return [context.fresh() if size is None or size.size != 1 else element_dim(size.reshape(-1)[0], context)]
+
+
+@op("HannWindow")
+class HannWindow(WindowFunction):
+    """Raised cosine."""
+
+
+@op("HammingWindow")
+class HammingWindow(WindowFunction):
+    """Raised cosine on a pedestal."""
+
+
+@op("BlackmanWindow")
+class BlackmanWindow(WindowFunction):
+    """Two cosine terms."""
+
+
+@op("EyeLike")
+class EyeLike(SameShape):
+    """Ones on diagonal `k` of a matrix shaped like the operand."""
+
+    traits = frozenset({Trait.SHAPE_ONLY})
+
+    def result_dtype(self, op: Operation) -> DType | None:
+        return dtype_attribute(op, "dtype", dtype_of(op, 0))
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        shape = shape_of(op, 0)
+        if shape is not None:
+            require_rank(op, 0, shape, 2)
+        return shape
+
+
+# ---- random numbers --------------------------------------------------------------------------------------------------
+
+
+class RandomOfShape(TensorOp):
+    """Random numbers in a tensor of the shape that attribute `shape` gives."""
+
+    traits = frozenset({Trait.RANDOM})
+
+    def result_dtype(self, op: Operation) -> DType | None:
+        return dtype_attribute(op, "dtype", dtypes.f32)
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        return tuple(op.attr("shape"))
+
+    def flops(self, op: Operation) -> Dim | None:
+        return 0
+
+
+@op("RandomNormal")
+class RandomNormal(RandomOfShape):
+    """Normally distributed."""
+
+
+@op("RandomUniform")
+class RandomUniform(RandomOfShape):
+    """Evenly distributed between `low` and `high`."""
+
+
+class RandomLike(SameShape):
+    """Random numbers in a tensor shaped like the operand."""
+
+    traits = frozenset({Trait.RANDOM, Trait.SHAPE_ONLY})
+
+    def result_dtype(self, op: Operation) -> DType | None:
+        return dtype_attribute(op, "dtype", dtype_of(op, 0))
+
+
+@op("RandomNormalLike")
+class RandomNormalLike(RandomLike):
+    """Normally distributed."""
+
+
+@op("RandomUniformLike")
+class RandomUniformLike(RandomLike):
+    """Evenly distributed between `low` and `high`."""
+
+
+@op("Bernoulli")
+class Bernoulli(SameShape):
+    """1 with the probability that the operand's element says, else 0."""
+
+    traits = frozenset({Trait.RANDOM, Trait.ELEMENTWISE})
+
+    def result_dtype(self, op: Operation) -> DType | None:
+        return dtype_attribute(op, "dtype", dtype_of(op, 0))
+
+
+@op("Multinomial")
+class Multinomial(TensorOp):
+    """[batch, sample_size] classes drawn with the (unnormalized log) probabilities in [batch, classes]."""
+
+    traits = frozenset({Trait.RANDOM})
+
+    def result_dtype(self, op: Operation) -> DType | None:
+        return dtype_attribute(op, "dtype", dtypes.i32)
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        shape = shape_of(op, 0)
+        return [context.fresh() if shape is None else shape[0], op.attr("sample_size", 1)]
