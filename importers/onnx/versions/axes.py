@@ -1,16 +1,13 @@
-"""Attributes that became inputs: axes of Squeeze, bounds of Slice, pads of Pad, ..."""
+"""Attributes that became inputs: axes of Squeeze, bounds of Slice, pads of Pad, ... (table: graph/ops/legacy/moved)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from ....graph.core import AttributeReference
 from ....graph.data import ArrayData
-from ....graph.dtypes import DType, f32, i64
+from ....graph.ops.legacy.moved import MOVED, Moved
 from .engine import step_down, step_up
-from .node import CannotDowngrade, Facts, Node, constant, tensor_type
+from .node import CannotDowngrade, Facts, KeepOldForm, Node, constant, rank, shape, tensor_type
 
 _REDUCTIONS = (
     "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
@@ -18,94 +15,103 @@ _REDUCTIONS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Moved:
-    """The attribute `name` became the input at `position`.
+@step_down(12, "Dropout")
+def _inference_dropout(node: Node, facts: Facts) -> None:
+    """Dropout-12 that does not train ignores its ratio and seed; the older forms cannot ask for training.
 
-    `dtype` None means that of input 0. `shape` is () for a number, (1,) for a number stored as a vector, None for a
-    list. `implied` is the attribute's old default where the input's absence means something else.
+    Registered before the general step, which could not write a ratio that is computed.
     """
-
-    name: str
-    position: int
-    dtype: DType | None = i64
-    shape: tuple[int, ...] | None = None
-    implied: float | int | None = None
-
-    def up(self, node: Node, facts: Facts, version: int) -> None:
-        value = node.attributes.pop(self.name, self.implied)
-        if value is None:
-            return
-        if isinstance(value, AttributeReference):
-            # Inside a function body the value is only known at the call; the old form can stay as it is.
-            node.attributes[self.name] = value
-            node.keep_old(version)
-            return
-        dtype = self.dtype
-        if dtype is None:
-            data_type = tensor_type(facts, node.input(0))
-            dtype = data_type.dtype if data_type is not None else f32
-        array = np.array(value).astype(dtype.numpy)
-        node.set_input(self.position, ArrayData(array if self.shape is None else array.reshape(self.shape), dtype))
-        node.from_attribute[self.position] = self.name
-
-    def down(self, node: Node, facts: Facts) -> None:
-        value = node.input(self.position)
-        if value is None:
-            return
-        array = constant(facts, value)
-        if array is None:
-            raise CannotDowngrade(
-                f"its input {self.position} ({self.name}) is computed, an older opset wants a constant"
-            )
-        items = [item.item() for item in np.asarray(array).astype(np.float64 if self.is_real else np.int64).ravel()]
-        node.attributes[self.name] = tuple(items) if self.shape is None else items[0]
-        node.set_input(self.position, None)
-
-    @property
-    def is_real(self) -> bool:
-        return self.dtype is None or self.dtype is f32
+    training = node.input(2)
+    if training is not None:
+        value = constant(facts, training)
+        if value is None or bool(value):
+            raise CannotDowngrade("Dropout in training mode has no older form")
+        node.set_input(2, None)
+    node.attributes.pop("seed", None)
+    if constant(facts, node.input(1)) is None:
+        node.set_input(1, None)
 
 
-def _moved(version: int, op_types: tuple[str, ...], *moves: Moved) -> None:
-    """Register both directions; going down, the last input leaves first so that positions stay valid."""
-
-    @step_up(version, *op_types)
-    def up(node: Node, facts: Facts) -> None:
-        for move in moves:
-            move.up(node, facts, version - 1)
-
-    @step_down(version, *op_types)
-    def down(node: Node, facts: Facts) -> None:
-        for move in reversed(moves):
-            move.down(node, facts)
+@step_down(20, "DFT")
+def _dft_axis(node: Node, facts: Facts) -> None:
+    """Registered before the general step, which leaves the axis to DFT-17's default, 1."""
+    if node.input(2) is None:
+        node.attributes["axis"] = -2
 
 
-_moved(13, ("Squeeze", "Unsqueeze", "ReduceSum"), Moved("axes", 1))
-_moved(18, _REDUCTIONS, Moved("axes", 1))
-_moved(10, ("Slice",), Moved("starts", 1), Moved("ends", 2), Moved("axes", 3))
-_moved(5, ("Reshape",), Moved("shape", 1))
-_moved(11, ("Pad",), Moved("pads", 1), Moved("value", 2, None, ()))
-_moved(11, ("Clip",), Moved("min", 1, None, ()), Moved("max", 2, None, ()))
-_moved(10, ("TopK",), Moved("k", 1, i64, (1,)))
-_moved(13, ("Split",), Moved("split", 1))
-_moved(12, ("Dropout",), Moved("ratio", 1, f32, ()))
-_moved(9, ("Upsample",), Moved("scales", 1, f32))
-# DFT-17's axis defaults to 1, DFT-20's input to -2.
-_moved(20, ("DFT",), Moved("axis", 2, i64, (), implied=1))
+def _move_up(node: Node, facts: Facts, move: Moved) -> None:
+    if node.has_reference(move.name):
+        # Inside a function body the value is only known at the call.
+        raise KeepOldForm
+    written = node.attributes.pop(move.name, None)
+    value = move.implied if written is None else written
+    if value is None:
+        return
+    data_type = tensor_type(facts, node.input(0))
+    data = move.data(value, data_type.dtype if data_type is not None else None)
+    if data is None:
+        raise KeepOldForm
+    node.set_input(move.position, data)
+    node.from_attribute[move.position] = move.name
+    if written is not None and _attribute(move, data.numpy()) != written:
+        # Rounded to the data's element type, or an empty list: the constant does not tell what was written.
+        node.legacy[move.name] = written
 
 
-@step_down(18, *_REDUCTIONS)
-@step_down(13, "ReduceSum")
-def _empty_axes(node: Node, facts: Facts) -> None:
-    """An empty `axes` reduces everything unless `noop_with_empty_axes` says to reduce nothing; the attribute form
-    has no such switch."""
-    noop = node.attributes.pop("noop_with_empty_axes", 0)
-    empty = not node.attributes.get("axes")
-    if noop and empty:
-        raise CannotDowngrade("noop_with_empty_axes with empty axes has no older form")
-    if empty:
-        node.attributes.pop("axes", None)
+def _move_down(node: Node, facts: Facts, move: Moved) -> None:
+    value = node.input(move.position)
+    if value is None:
+        return
+    array = constant(facts, value)
+    if array is None:
+        raise CannotDowngrade(f"its input {move.position} ({move.name}) is computed, an older opset wants a constant")
+    written = node.legacy.get(move.name)
+    found = tensor_type(facts, value)
+    same = move.data(written, found.dtype if found is not None else None) if written is not None else None
+    restored = same is not None and np.array_equal(same.numpy(), array)
+    node.attributes[move.name] = written if restored else _attribute(move, array)
+    node.set_input(move.position, None)
+
+
+def _attribute(move: Moved, array: np.ndarray) -> tuple[float, ...] | float:
+    """The constant as an attribute. Its elements are floats where the input's type is that of the data."""
+    wide = np.asarray(array).astype(np.float64 if move.dtype is None or move.dtype.is_float else np.int64)
+    items = wide.ravel().tolist()
+    result: tuple[float, ...] | float = tuple(items) if move.shape is None else items[0]
+    return result
+
+
+def _register_moves() -> None:
+    """Both directions; going down, the last input leaves first so that positions stay valid."""
+    for group in MOVED:
+
+        @step_up(group.at, *group.op_types)
+        def up(node: Node, facts: Facts, moves: tuple[Moved, ...] = group.moves) -> None:
+            for move in moves:
+                _move_up(node, facts, move)
+
+        @step_down(group.at, *group.op_types)
+        def down(node: Node, facts: Facts, moves: tuple[Moved, ...] = group.moves) -> None:
+            for move in reversed(moves):
+                _move_down(node, facts, move)
+
+
+@step_down(18, "Pad")
+def _pad_axes(node: Node, facts: Facts) -> None:
+    """Pad-18 can name the axes it pads; before, pads are given for all axes."""
+    axes_input = node.input(3)
+    if axes_input is None:
+        return
+    axes, pads = constant(facts, axes_input), constant(facts, node.input(1))
+    size = rank(facts, node.input(0))
+    if axes is None or pads is None or size is None:
+        raise CannotDowngrade(
+            "its axes or pads are computed, or its rank is unknown, so that full pads cannot be written"
+        )
+    full = np.zeros((2, size), np.int64)
+    full[:, axes.astype(np.int64)] = pads.reshape(2, -1)
+    node.set_input(3, None)
+    node.set_input(1, ArrayData(full.ravel()))
 
 
 @step_up(18, "Split")
@@ -113,29 +119,61 @@ def _split_even_up(node: Node, facts: Facts) -> None:
     """Split-13 without sizes divides evenly by the number of outputs; Split-18 wants that number said."""
     if node.input(1) is None:
         node.attributes["num_outputs"] = node.output_count
-        node.legacy["even"] = True
+        node.legacy["even"] = node.output_count
 
 
 @step_down(18, "Split")
 def _split_even_down(node: Node, facts: Facts) -> None:
-    count = node.attributes.pop("num_outputs", None)
-    if count is None or node.legacy.get("even"):
+    """Split-18 may leave a smaller rest to its last output; before, that must be written as sizes."""
+    count = node.attributes.get("num_outputs")
+    if count is None or node.has_reference("num_outputs"):
         return
-    data = tensor_type(facts, node.input(0))
-    axis = node.attributes.get("axis", 0)
-    size = data.shape[axis] if data is not None and data.shape is not None else None
+    del node.attributes["num_outputs"]
+    if node.legacy.get("even") == count:
+        return
+    dims, axis = shape(facts, node.input(0)), node.attributes.get("axis", 0)
+    size = dims[axis] if dims is not None and isinstance(axis, int) else None
     if not isinstance(size, int):
         raise CannotDowngrade("the split dimension is not known, so that its division cannot be written as sizes")
-    if size % count == 0:
-        return
     chunk = -(-size // count)
-    sizes = [chunk] * (count - 1) + [size - chunk * (count - 1)]
-    node.set_input(1, ArrayData(np.array(sizes, np.int64)))
+    rest = size - chunk * (count - 1)
+    if rest < 0:
+        raise CannotDowngrade(f"{size} elements do not divide into {count} parts")
+    if rest != chunk:
+        node.set_input(1, ArrayData(np.array([chunk] * (count - 1) + [rest], np.int64)))
+
+
+# After the steps of the same versions above: these go down from opset 18 and then 13.
+_register_moves()
+
+
+@step_down(18, *_REDUCTIONS)
+@step_down(13, "ReduceSum")
+def _empty_axes(node: Node, facts: Facts) -> None:
+    """An empty `axes` reduces everything unless `noop_with_empty_axes` says to reduce nothing; the attribute form
+    has no such switch, and implementations differ on an empty list."""
+    noop = node.attributes.pop("noop_with_empty_axes", 0)
+    if node.attributes.get("axes"):
+        return
+    if noop:
+        raise CannotDowngrade("noop_with_empty_axes with empty axes has no older form")
+    if "axes" not in node.legacy:
+        node.attributes.pop("axes", None)
+
+
+@step_up(2, "Split")
+def _split_input(node: Node, facts: Facts) -> None:
+    """Split-1 takes its sizes as an input of the data's element type, or as an attribute; Split-2 as an attribute."""
+    if node.input(1) is not None:
+        raise KeepOldForm
+    node.imply("axis", 0)
 
 
 @step_down(2, "Split")
-def _split_one(node: Node, facts: Facts) -> None:
+def _split_axis(node: Node, facts: Facts) -> None:
+    """Split-1's axis has no default; 0 is meant where a file left it out."""
     node.attributes.setdefault("axis", 0)
+    node.forget("axis", 0)
 
 
 @step_up(2, "Pad")
@@ -150,34 +188,9 @@ def _pad_name_down(node: Node, facts: Facts) -> None:
         node.attributes["paddings"] = node.attributes.pop("pads")
 
 
-@step_down(18, "Pad")
-def _pad_axes(node: Node, facts: Facts) -> None:
-    """Pad-18 can name the axes it pads; before, pads are given for all axes."""
-    axes_input = node.input(3)
-    if axes_input is None:
-        return
-    axes, pads = constant(facts, axes_input), constant(facts, node.input(1))
-    data = tensor_type(facts, node.input(0))
-    if axes is None or pads is None or data is None or data.rank is None:
-        raise CannotDowngrade(
-            "its axes or pads are computed, or its rank is unknown, so that full pads cannot be written"
-        )
-    full = np.zeros((2, data.rank), np.int64)
-    full[:, axes.astype(np.int64)] = pads.reshape(2, -1)
-    node.set_input(3, None)
-    node.set_input(1, ArrayData(full.ravel()))
-
-
-@step_down(11, "TopK")
-def _topk_order(node: Node, facts: Facts) -> None:
-    if not node.attributes.get("largest", 1):
-        raise CannotDowngrade("TopK of the smallest elements does not exist before opset 11")
-    node.attributes.pop("largest", None)
-    node.attributes.pop("sorted", None)
-
-
 @step_down(10, "Slice")
 def _slice_steps(node: Node, facts: Facts) -> None:
+    """Registered after the general step, but about the input behind those that it moves."""
     steps = node.input(4)
     if steps is None:
         return
@@ -185,14 +198,3 @@ def _slice_steps(node: Node, facts: Facts) -> None:
     if values is None or not bool((values == 1).all()):
         raise CannotDowngrade("Slice has no steps before opset 10")
     node.set_input(4, None)
-
-
-@step_down(12, "Dropout")
-def _dropout_training(node: Node, facts: Facts) -> None:
-    training = node.input(2)
-    if training is not None:
-        value = constant(facts, training)
-        if value is None or bool(value):
-            raise CannotDowngrade("Dropout in training mode has no older form")
-        node.set_input(2, None)
-    node.attributes.pop("seed", None)

@@ -8,8 +8,9 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from ....graph.core import AttributeValue, Value
+from ....graph.core import AttributeReference, AttributeValue, Value
 from ....graph.data import TensorData
+from ....graph.dims import Dim
 from ....graph.types import TensorType, Type
 
 Input: TypeAlias = Value | TensorData | None
@@ -51,13 +52,28 @@ class Node:
         while self.inputs and self.inputs[-1] is None:
             self.inputs.pop()
 
-    def keep_old(self, version: int) -> None:
-        """Say that the node keeps the form it has at `version`."""
-        self.version = version
+    def has_reference(self, *names: str) -> bool:
+        """Whether one of these attributes is a reference, so that its value is not known."""
+        return any(isinstance(self.attributes.get(name), AttributeReference) for name in names)
+
+    def imply(self, name: str, value: AttributeValue) -> None:
+        """Say what the old form means where the attribute is left out; `forget` takes it back."""
+        if name not in self.attributes:
+            self.attributes[name] = value
+            self.legacy["implied"] = (*self.legacy.get("implied", ()), name)
+
+    def forget(self, name: str, value: AttributeValue) -> None:
+        """Leave the attribute out again if `imply` set it and it still has that value."""
+        if name in self.legacy.get("implied", ()) and self.attributes.get(name) == value:
+            del self.attributes[name]
 
 
 class CannotDowngrade(Exception):
     """The node has no form at the target opset; the text says why, as the end of a sentence."""
+
+
+class KeepOldForm(Exception):
+    """Raised by a step upwards: no operator of the next version means the same, the node keeps its old form."""
 
 
 class Facts(Protocol):
@@ -76,6 +92,11 @@ def tensor_type(facts: Facts, value: Input) -> TensorType | None:
         return None
     found = value.type if isinstance(value, TensorData) else facts.type(value)
     return found if isinstance(found, TensorType) else None
+
+
+def shape(facts: Facts, value: Input) -> tuple[Dim, ...] | None:
+    found = tensor_type(facts, value)
+    return found.shape if found is not None else None
 
 
 def rank(facts: Facts, value: Input) -> int | None:

@@ -1,0 +1,119 @@
+"""Whether a node is one of a given opset: attributes, inputs, outputs and element types against the schema there."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import onnx
+import onnx.defs
+
+from ....graph.core import AttributeReference
+from ....graph.data import TensorData
+from ....graph.dtypes import BY_ONNX_CODE, DType
+from ....graph.onnx_schema import Schema, find_schema
+from ....graph.opdef import ParameterKind
+from ....graph.types import OptionalType, SequenceType, TensorType, Type
+from .node import CannotDowngrade, Facts, Node
+
+# The attribute that gives the element type of output 0; at some opsets not every type is allowed there.
+_OUTPUT_TYPES = {
+    "Bernoulli": "dtype", "BlackmanWindow": "output_datatype", "Cast": "to", "Constant": "value",
+    "ConstantOfShape": "value", "DequantizeLinear": "output_dtype", "EyeLike": "dtype", "HammingWindow":
+    "output_datatype", "HannWindow": "output_datatype", "MelWeightMatrix": "output_datatype", "Multinomial": "dtype",
+    "QuantizeLinear": "output_dtype", "RandomNormal": "dtype", "RandomNormalLike": "dtype", "RandomUniform": "dtype",
+    "RandomUniformLike": "dtype",
+}  # fmt: skip
+
+
+@cache
+def schema_at(domain: str, op_type: str, opset: int | None) -> Schema | None:
+    """The schema in force at `opset` (None: today); None if the operator does not exist there (or no longer)."""
+    if opset is None:
+        return find_schema(domain, op_type, None)
+    try:
+        found = onnx.defs.get_schema(op_type, opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+    return None if found.deprecated else find_schema(domain, op_type, int(found.since_version))
+
+
+def conform(node: Node, version: int | None, opset: int, facts: Facts) -> None:
+    """Make `node` one of `opset` by dropping attributes that say their default and are unknown there.
+
+    Raises CannotDowngrade for everything else that is unknown there. `version` is the one whose defaults the
+    attributes have: that of the form in memory (None: today's).
+    """
+    schema = schema_at(node.domain, node.op_type, opset)
+    if schema is None:
+        domain = node.domain or "ai.onnx"
+        raise CannotDowngrade(f"{node.op_type} does not exist at opset {opset} of domain {domain!r}")
+    _check_attributes(schema, node, schema_at(node.domain, node.op_type, version), opset)
+    _check_counts(schema, node, opset)
+    _check_input_types(schema, node, opset, facts)
+    _check_output_type(schema, node, opset)
+
+
+def _check_attributes(schema: Schema, node: Node, current: Schema | None, opset: int) -> None:
+    for name, value in list(node.attributes.items()):
+        if name in schema.attributes:
+            continue
+        default = current.attributes[name].default if current is not None and name in current.attributes else None
+        if isinstance(value, AttributeReference) or default is None or value != default:
+            raise CannotDowngrade(f"{node.op_type} has no attribute {name!r} at opset {opset}")
+        del node.attributes[name]
+    for spec in schema.attributes.values():
+        # Graphs are not among the attributes: they are regions.
+        if spec.required and spec.name not in node.attributes and spec.kind not in ("graph", "graphs"):
+            raise CannotDowngrade(f"{node.op_type} needs an attribute {spec.name!r} at opset {opset}")
+
+
+def _check_counts(schema: Schema, node: Node, opset: int) -> None:
+    limits = schema.onnx
+    if not limits.min_input <= len(node.inputs) <= limits.max_input:
+        raise CannotDowngrade(f"{node.op_type} does not take {len(node.inputs)} inputs at opset {opset}")
+    if not limits.min_output <= node.output_count <= limits.max_output:
+        raise CannotDowngrade(f"{node.op_type} does not give {node.output_count} results at opset {opset}")
+
+
+def _check_input_types(schema: Schema, node: Node, opset: int, facts: Facts) -> None:
+    seen: dict[str, str] = {}
+    for index, value in enumerate(node.inputs):
+        position = min(index, len(schema.inputs) - 1)
+        formal = schema.inputs[position]
+        if value is None:
+            if formal.kind is ParameterKind.REQUIRED:
+                raise CannotDowngrade(f"{node.op_type} needs its input {formal.name!r} at opset {opset}")
+            continue
+        text = type_text(value.type if isinstance(value, TensorData) else facts.type(value))
+        if text is None:
+            continue
+        if formal.types and text not in formal.types:
+            raise CannotDowngrade(f"{node.op_type} does not take {text} as {formal.name!r} at opset {opset}")
+        variable = schema.dtype_variables[position]
+        if isinstance(variable, str) and seen.setdefault(variable, text) != text:
+            raise CannotDowngrade(f"{node.op_type} wants one type for its inputs at opset {opset}")
+
+
+def _check_output_type(schema: Schema, node: Node, opset: int) -> None:
+    value = node.attributes.get(_OUTPUT_TYPES.get(node.op_type, ""))
+    dtype = value.dtype if isinstance(value, TensorData) else None
+    if isinstance(value, int) and value != 0:
+        dtype = BY_ONNX_CODE.get(value)
+    if dtype is not None and schema.outputs[0].types and _dtype_text(dtype) not in schema.outputs[0].types:
+        raise CannotDowngrade(f"{node.op_type} does not give {dtype} at opset {opset}")
+
+
+@cache
+def _dtype_text(dtype: DType) -> str:
+    return f"tensor({onnx.TensorProto.DataType.Name(dtype.onnx_code).lower()})"
+
+
+def type_text(type: Type) -> str | None:
+    """`tensor(float)`, `seq(tensor(int64))`, `optional(...)`: a type as schemas write it; None if it is not known."""
+    if isinstance(type, TensorType):
+        return _dtype_text(type.dtype)
+    if isinstance(type, SequenceType | OptionalType):
+        inner = type_text(type.element)
+        word = "seq" if isinstance(type, SequenceType) else "optional"
+        return f"{word}({inner})" if inner else None
+    return None

@@ -1,0 +1,57 @@
+"""Attribute values that came later than their attribute."""
+
+from __future__ import annotations
+
+from ....graph.core import AttributeReference
+from .engine import step_down
+from .node import CannotDowngrade, Facts, Node, constant, shape, tensor_type
+
+# (operator, version that brought them) -> attribute, the values of before.
+_OLDER_VALUES = {
+    ("Pad", 19): ("mode", ("constant", "reflect", "edge")),
+    ("ScatterElements", 18): ("reduction", ("none", "add", "mul")),
+    ("ScatterND", 18): ("reduction", ("none", "add", "mul")),
+}
+
+
+def _register_values() -> None:
+    for (op_type, version), (name, allowed) in _OLDER_VALUES.items():
+
+        @step_down(version, op_type)
+        def down(
+            node: Node, facts: Facts, name: str = name, allowed: tuple[str, ...] = allowed, version: int = version
+        ) -> None:
+            value = node.attributes.get(name, allowed[0])
+            if not isinstance(value, AttributeReference) and value not in allowed:
+                raise CannotDowngrade(f"{node.op_type} has no {name} {value!r} before opset {version}")
+
+
+_register_values()
+
+
+@step_down(28, "Mod")
+def _float_mod_down(node: Node, facts: Facts) -> None:
+    """For floats there was only the remainder of a truncated quotient."""
+    data = tensor_type(facts, node.input(0))
+    if data is not None and data.dtype.is_float and node.attributes.get("fmod", 0) == 0:
+        raise CannotDowngrade("Mod of floats has only fmod=1 before opset 28")
+
+
+@step_down(14, "Reshape")
+def _allow_zero_down(node: Node, facts: Facts) -> None:
+    """Without a zero in the shape, it does not matter what a zero means."""
+    if node.attributes.get("allowzero", 0) == 0:
+        return
+    target = constant(facts, node.input(1))
+    if target is None or not bool((target != 0).all()):
+        raise CannotDowngrade("a zero in the shape of Reshape copies a dim before opset 14")
+    del node.attributes["allowzero"]
+
+
+@step_down(13, "QuantizeLinear", "DequantizeLinear")
+def _per_axis_down(node: Node, facts: Facts) -> None:
+    """Only whole tensors were quantized before opset 13; then the axis does not matter."""
+    scale = shape(facts, node.input(1))
+    if scale is None or len(scale) > 0:
+        raise CannotDowngrade(f"{node.op_type} has one scale for the whole tensor before opset 13")
+    node.attributes.pop("axis", None)
