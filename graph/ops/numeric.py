@@ -1,0 +1,105 @@
+"""The numpy meaning of elementwise operators, where it is a line or two and exact; the others ask onnx.reference.
+
+A function takes the operands as arrays of one dtype and gives an array of the result's dtype. It is written apart from
+the scalar bodies (see `scalar`) on purpose: code is generated from those, and checked against these.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+
+from .. import dtypes
+from ..diagnostics import ExecutionError
+from ..dtypes import DType
+
+Numeric: TypeAlias = Callable[..., np.ndarray]
+
+
+def divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Division; of integers truncated towards zero (ONNX Div-14: "equivalent to integer division in C++").
+
+    Raises ExecutionError where C++ leaves the result open: division by 0, and the least integer by -1.
+    """
+    if x.dtype.kind not in "iu":
+        return np.asarray(x / y)
+    _check_divisor("div", y)
+    if x.dtype.kind == "i" and np.any((x == np.iinfo(x.dtype).min) & (y == -1)):
+        raise ExecutionError("run/integer-overflow", f"div of {np.iinfo(x.dtype).min} by -1 does not fit {x.dtype}")
+    quotient, remainder = np.divmod(x, y)
+    return np.asarray(quotient + ((remainder != 0) & ((x < 0) != (y < 0))).astype(x.dtype))
+
+
+def modulo(x: np.ndarray, y: np.ndarray, fmod: int) -> np.ndarray:
+    """The remainder with the sign of the divisor, or of the dividend if `fmod` is 1 (ONNX Mod-13)."""
+    if x.dtype.kind in "iu":
+        _check_divisor("mod", y)
+    return np.asarray(np.fmod(x, y) if fmod else np.mod(x, y))
+
+
+def _check_divisor(name: str, y: np.ndarray) -> None:
+    if not np.all(y):
+        raise ExecutionError("run/division-by-zero", f"{name} of integers by zero")
+
+
+def power(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """x to the power y, which may have another dtype; the result has that of x (ONNX Pow-15)."""
+    return np.asarray(np.power(x, y)).astype(x.dtype)
+
+
+def clip(x: np.ndarray, low: np.ndarray | None, high: np.ndarray | None) -> np.ndarray:
+    """min(max(x, low), high), so that `high` wins where the bounds cross (ONNX Clip-13)."""
+    bounded = x if low is None else np.maximum(x, low)
+    return bounded if high is None else np.minimum(bounded, high)
+
+
+def cast(x: np.ndarray, dtype: DType) -> np.ndarray | None:
+    """`x` as `dtype` where C's conversion is all there is to it; None for strings and narrow floats.
+
+    A float that does not fit an integer type gives what this machine gives: ONNX Cast leaves it undefined.
+    """
+    if dtype.bits < 8 or dtype.kind == "string" or (dtype.is_float and dtype.bits < 16) or x.dtype.kind in "OUST":
+        return None
+    return x.astype(dtype.numpy)
+
+
+def _booleans(function: Callable[..., np.ndarray]) -> Numeric:
+    # Comparing object arrays (strings) gives an object array.
+    return lambda *operands: np.asarray(function(*operands)).astype(np.bool_)
+
+
+def _over_all(function: Callable[..., np.ndarray]) -> Numeric:
+    return lambda *operands: functools.reduce(function, operands)
+
+
+NUMERIC: dict[str, Numeric] = {
+    "Abs": np.abs, "Neg": np.negative, "Sign": np.sign, "Floor": np.floor, "Ceil": np.ceil, "Round": np.rint,
+    "Sqrt": np.sqrt, "Reciprocal": np.reciprocal, "Exp": np.exp, "Log": np.log, "Sin": np.sin, "Cos": np.cos,
+    "Tan": np.tan, "Asin": np.arcsin, "Acos": np.arccos, "Atan": np.arctan, "Sinh": np.sinh, "Cosh": np.cosh,
+    "Tanh": np.tanh, "Asinh": np.arcsinh, "Acosh": np.arccosh, "Atanh": np.arctanh,
+    "Relu": lambda x: np.maximum(x, x.dtype.type(0)),
+    "Not": np.logical_not, "BitwiseNot": np.bitwise_not, "IsNaN": _booleans(np.isnan),
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": divide, "Pow": power,
+    "Equal": _booleans(np.equal), "Less": _booleans(np.less), "LessOrEqual": _booleans(np.less_equal),
+    "Greater": _booleans(np.greater), "GreaterOrEqual": _booleans(np.greater_equal),
+    "And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor,
+    "BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or, "BitwiseXor": np.bitwise_xor,
+    "Max": _over_all(np.maximum), "Min": _over_all(np.minimum), "Sum": _over_all(np.add),
+}  # fmt: skip
+
+
+def check_same_dtype(name: str, *operands: np.ndarray | None) -> None:
+    """Raise ExecutionError if the operands that are there differ in dtype: numpy would promote them silently."""
+    found = {operand.dtype for operand in operands if operand is not None}
+    if len(found) > 1:
+        given = ", ".join(str(dtypes.from_numpy(dtype)) for dtype in sorted(found, key=str))
+        raise ExecutionError("run/dtype-mismatch", f"{name} needs operands of one element type, got {given}")
+
+
+def summable(x: np.ndarray) -> np.ndarray:
+    """`x` in a dtype in which long sums of products make sense: 16-bit and narrower floats widened to f32."""
+    dtype = dtypes.from_numpy(x.dtype)
+    return x.astype(np.float32) if dtype.is_float and dtype.bits < 32 else x
