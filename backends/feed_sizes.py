@@ -30,7 +30,7 @@ UNRANKED: tuple[tuple[int, ...], ...] = ((2, 3), (4,), (), (2, 3, 4), (1, 3, 16,
 # Where a model leaves more than this open, the oddest options are not tried.
 MOST_COMBINATIONS = 20_000
 
-_BATCH_NAME = re.compile(r"^(n|b|bs)$|batch", re.IGNORECASE)
+_BATCH_NAME = re.compile(r"batch", re.IGNORECASE)
 _LENGTH_NAME = re.compile(r"seq|len|past|time|token|frame|step|sample", re.IGNORECASE)
 _HEIGHT_NAME = re.compile(r"^h$|height", re.IGNORECASE)
 _WIDTH_NAME = re.compile(r"^w$|width", re.IGNORECASE)

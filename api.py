@@ -1,0 +1,165 @@
+"""The functions of the public interface that stand on all parts of the package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .backends.model_source import ModelLike, open_model, stored_bytes
+
+if TYPE_CHECKING:
+    from .backends.executable import Executable
+    from .backends.parity import ParityReport
+    from .graph.diagnostics import DiagnosticLog
+    from .graph.inspection import ModelFacts
+    from .passes.instruments import Instrument
+    from .passes.optimize import OptimizeReport
+    from .passes.trace import Trace
+
+
+def optimize(
+    model: ModelLike,
+    level: int = 2,
+    passes: str | None = None,
+    opset: int | None = None,
+    target: str = "onnx",
+    *,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    inputs: Sequence[str] = (),
+    outputs: Sequence[str] = (),
+    trace: Trace | None = None,
+    instruments: Iterable[Instrument] = (),
+    log: DiagnosticLog | None = None,
+) -> OptimizeReport:
+    """Rewrite a model into one that computes the same with less; a Module is rewritten in place (`report.module`).
+
+    Args:
+        level: 0 nothing, 1 bit-exact rewrites, 2 also reassociation and recomposition, 3 also rewrites with a stated
+            error or that take more time.
+        passes: a pipeline such as "fold,cse,dce" to run in the place of the level's.
+        opset: version of the default domain under which the module will be written (default: its own).
+        target: "onnx" for standard operators only, "onnxruntime" to allow those of com.microsoft.
+        dims, shapes: sizes for dims by name, shapes for inputs by name; the result takes no other sizes.
+        inputs, outputs: names of tensors between which to keep the model; the rest is dropped.
+        trace: records every rewrite, see `passes.trace`.
+        instruments: watch the passes, see `passes.instruments`.
+        log: receives warnings and remarks.
+
+    Raises ModelError for a bad model, UsageError for a level, pass, dim or tensor that does not exist, PassError if a
+    pass fails.
+    """
+    from .graph.diagnostics import DiagnosticLog
+    from .passes.context import PassContext
+    from .passes.optimize import optimize as run
+    from .passes.pipelines import EXACTNESS
+
+    log = DiagnosticLog() if log is None else log
+    opened = open_model(model, log)
+    first = interface_passes(dims, shapes, inputs, outputs)
+    context = PassContext(log=log, trace=trace, original_bytes=stored_bytes(opened))
+    if passes is None:
+        context.exactness = EXACTNESS.get(level, context.exactness)
+    pipeline = passes
+    if first:
+        # An empty pipeline, as level 0 has, leaves nothing to come after the first passes.
+        rest = f"O{level}" if passes is None else passes
+        pipeline = ",".join([*first, *([rest] if rest else [])])
+    report = run(opened.module, level, pipeline, opset, target, context=context, instruments=instruments)
+    report.level = level if passes is None else None
+    return report
+
+
+def interface_passes(
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    inputs: Sequence[str] = (),
+    outputs: Sequence[str] = (),
+) -> list[str]:
+    """The passes, as pipeline text, that cut a model and bind its dims, in this order."""
+    passes = []
+    if inputs or outputs:
+        options = [f"inputs={_words(inputs)}"] if inputs else []
+        options += [f"outputs={_words(outputs)}"] if outputs else []
+        passes.append(f"cut{{{' '.join(options)}}}")
+    if dims or shapes:
+        sizes = [f"{name}={size}" for name, size in (dims or {}).items()]
+        given = [f"{name}:{','.join(map(str, shape))}" for name, shape in (shapes or {}).items()]
+        options = [f"dims={_words(sizes)}"] if sizes else []
+        options += [f"shapes={_words(given)}"] if given else []
+        passes.append(f"bind-dims{{{' '.join(options)}}}")
+    return passes
+
+
+def _words(items: Iterable[str]) -> str:
+    return f"[{', '.join(json.dumps(item, ensure_ascii=False) for item in items)}]"
+
+
+def compile(
+    model: ModelLike, target: str = "reference", threads: int | None = None, precision: str = "float32"
+) -> Executable:
+    """Make a model ready to run: `compile(model).run({"x": array})` gives `{"y": array}`.
+
+    Raises ModelError for a bad model, UsageError for a target or precision that does not exist.
+    """
+    from .backends.target import compile_module
+
+    return compile_module(open_model(model).module, target, threads, precision)
+
+
+def parity(
+    model: ModelLike,
+    against: ModelLike = "onnxruntime",
+    feeds: Mapping[str, Any] | None = None,
+    *,
+    runs: int = 2,
+    seed: int = 0,
+    rtol: float | None = None,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    target: str = "reference",
+    engine: str = "onnxruntime",
+    log: DiagnosticLog | None = None,
+) -> ParityReport:
+    """Whether a model computes what it should.
+
+    With a second model in `against`, both are run by `engine` and must agree; it is the one that is right. With
+    "onnxruntime" or "reference" there, `model` is compiled for `target` and held against that runtime.
+
+    Agreement: equal shapes, dtypes and positions of NaN and infinities, and `max|a - b| <= rtol * max|b|` for each
+    output; integers, bools and strings equal. `rtol` is 1e-4 for float32 and what `passes.agreement.TOLERANCES` says
+    for other types, unless given.
+
+    Args:
+        feeds: inputs to run on, once; inputs left out are made up. None: `runs` runs on inputs that are made up from
+            `seed`, of sizes that differ from run to run where the model leaves them open.
+        dims, shapes: sizes to use for dims by name, and for inputs by name.
+        engine: "onnxruntime" (its optimizations disabled) or "reference". Where ONNX Runtime is not installed or does
+            not take the model, the reference interpreter is used, and a note in the report says so.
+
+    Raises ModelError for a bad model, UsageError for names that do not exist.
+    """
+    from .backends.parity_sides import compare_models, compare_runtimes, planned_runs
+
+    mine = open_model(model, log)
+    if isinstance(against, str) and against in ("onnxruntime", "reference"):
+        planned = planned_runs(mine.module, None, feeds, runs, dims, shapes)
+        return compare_runtimes(mine, against, target, planned, seed=seed, tolerance=rtol)
+    other = open_model(against, log)
+    planned = planned_runs(other.module, mine.module, feeds, runs, dims, shapes)
+    return compare_models(mine, other, engine, planned, seed=seed, tolerance=rtol)
+
+
+def inspect(model: ModelLike, dims: Mapping[str, int] | None = None) -> ModelFacts:
+    """Facts about a model: interface, operators, parameters, arithmetic, bytes; `str` lays them out.
+
+    `dims` gives sizes to named dims, so that arithmetic can be counted. Raises ModelError for a bad model.
+    """
+    from .graph.inspection import inspect_module
+
+    opened = open_model(model)
+    return inspect_module(opened.module, dims, stored_bytes(opened))
+
+
+__all__ = ["compile", "inspect", "interface_passes", "optimize", "parity"]

@@ -1,0 +1,200 @@
+"""Parity of two models, and of one model on two runtimes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewright
+from tilewright import Builder, Module, bf16, f32, i64
+from tilewright.backends import onnxruntime_oracle
+from tilewright.backends.onnxruntime_oracle import OnnxRuntime
+from tilewright.backends.parity import ParityReport
+from tilewright.graph.diagnostics import ExecutionError, UsageError
+
+needs_onnxruntime = pytest.mark.skipif(not onnxruntime_oracle.is_available(), reason="onnxruntime is not installed")
+
+
+def scaled(factor: float, width: Any = "n", name: str = "y") -> Module:
+    b = Builder()
+    x = b.input("x", f32["batch", width])
+    b.output(x * np.float32(factor), name)
+    return b.build()
+
+
+@pytest.fixture
+def no_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime_oracle, "is_available", lambda: False)
+
+
+@needs_onnxruntime
+def test_models_that_agree() -> None:
+    report = tilewright.parity(scaled(2.0), scaled(2.00001))
+    assert report.passed
+    assert [run.inputs for run in report.runs] == ["batch=1 n=16", "batch=2 n=7"]
+    assert report.worst["y"].relative_error == pytest.approx(5e-6, rel=0.1)
+    assert "ONNX Runtime" in report.notes[0]
+    assert "optimizations off" in report.notes[0]
+
+
+@needs_onnxruntime
+def test_models_that_differ() -> None:
+    report = tilewright.parity(scaled(2.0), scaled(2.1))
+    assert (report.passed, report.verdict) == (False, "differs")
+    assert report.reason.startswith("y: the largest difference is at")
+    assert tilewright.parity(scaled(2.0), scaled(2.1), rtol=0.1).passed
+
+
+def test_a_difference_that_only_one_size_shows(no_onnxruntime: None) -> None:
+    """A rewrite that took the batch to be 1 is found out, since runs differ in their sizes."""
+    b = Builder()
+    x = b.input("x", f32["batch", 4])
+    b.output(b.slice(x, [0], [1], [0]), "y")
+    wrong = b.build()
+    b = Builder()
+    b.output(b.identity(b.input("x", f32["batch", 4])), "y")
+    report = tilewright.parity(wrong, b.build())
+    assert report.verdict == "differs"
+    assert report.runs[0].outputs["y"].passed
+    assert report.reason == "y: the shape is [1, 4], expected [2, 4]"
+
+
+def test_interfaces_that_differ() -> None:
+    report = tilewright.parity(scaled(2.0, name="z"), scaled(2.0))
+    assert report.verdict == "differs"
+    assert report.reason == "the outputs are not the same: missing are y; new are z"
+
+
+@needs_onnxruntime
+def test_given_inputs() -> None:
+    feeds = {"x": np.ones((3, 5), np.float32)}
+    report = tilewright.parity(scaled(2.0), scaled(2.0), feeds=feeds)
+    assert report.passed
+    assert [run.outputs["y"].type for run in report.runs] == ["f32[3, 5]"]
+
+
+@needs_onnxruntime
+def test_sizes_that_only_one_model_takes() -> None:
+    """The narrower of the two interfaces decides, as after binding a dim."""
+    report = tilewright.parity(scaled(2.0, width=3), scaled(2.0))
+    assert report.passed
+    assert report.runs[0].outputs["y"].type == "f32[1, 3]"
+
+
+def test_without_onnxruntime_the_reference_is_used(no_onnxruntime: None) -> None:
+    report = tilewright.parity(scaled(2.0), scaled(2.0))
+    assert report.passed
+    assert report.notes[0].startswith("ONNX Runtime is not installed, so the reference interpreter ran the models")
+    with pytest.raises(UsageError, match="ONNX Runtime is not installed"):
+        tilewright.parity(scaled(2.0))
+
+
+@needs_onnxruntime
+def test_a_model_that_onnxruntime_does_not_take() -> None:
+    """bf16 products are not among what ONNX Runtime computes on a CPU."""
+    b = Builder(opset=22)
+    x = b.input("x", bf16[4, 4])
+    b.output(b.round(x), "y")
+    module = b.build()
+    report = tilewright.parity(module, module)
+    assert report.passed
+    assert report.notes[0].startswith("run by the reference interpreter, because")
+
+
+@needs_onnxruntime
+def test_against_a_runtime() -> None:
+    report = tilewright.parity(scaled(2.0))
+    assert report.passed
+    assert report.actual == "the module compiled for reference"
+    with pytest.raises(UsageError, match="compared with itself"):
+        tilewright.parity(scaled(2.0), "reference")
+
+
+@needs_onnxruntime
+def test_paths_bytes_and_messages(tmp_path: Path) -> None:
+    path = tmp_path / "scaled.onnx"
+    tilewright.save(scaled(2.0), path)
+    assert tilewright.parity(path, scaled(2.0)).passed
+    assert tilewright.parity(path.read_bytes(), str(path)).passed
+    assert tilewright.parity(tilewright.to_proto(scaled(2.0)), path).passed
+    (tmp_path / "scaled.tw").write_text(str(scaled(2.0)), encoding="utf-8")
+    assert tilewright.parity(tmp_path / "scaled.tw", path).passed
+    with pytest.raises(UsageError, match="a model is a path"):
+        tilewright.parity(3, path)  # type: ignore[arg-type]
+
+
+def test_a_model_that_cannot_be_run_is_not_checked(no_onnxruntime: None) -> None:
+    b = Builder()
+    x = b.input("x", f32["n"])
+    b.output(b.reshape(x, [1234567, -1]), "y")
+    module = b.build()
+    report = tilewright.parity(module, module)
+    assert (report.passed, report.verdict) == (False, "not checked")
+    assert "cannot be run" in report.reason
+    assert "--input" in report.reason
+
+
+def test_random_operators_are_compared_by_type(no_onnxruntime: None) -> None:
+    b = Builder()
+    x = b.input("x", f32[8])
+    b.output(x + b.random_normal(shape=[8]), "noisy")
+    b.output(x * np.float32(2), "y")
+    module = b.build()
+    report = tilewright.parity(module, module)
+    assert report.passed
+    assert report.notes[-1] == "random from run to run, so only their types were compared: noisy"
+
+
+def test_outputs_without_a_number_are_mentioned(no_onnxruntime: None) -> None:
+    b = Builder()
+    b.output(b.sqrt(b.neg(b.abs(b.input("x", f32[8])))), "y")
+    module = b.build()
+    report = tilewright.parity(module, module)
+    assert report.passed
+    assert "y has no finite element in any run, so its values say nothing" in report.notes
+
+
+def test_a_run_count_of_zero() -> None:
+    with pytest.raises(UsageError, match="at least one run"):
+        tilewright.parity(scaled(2.0), scaled(2.0), runs=0)
+
+
+def test_report_as_text_and_json(no_onnxruntime: None) -> None:
+    report = tilewright.parity(scaled(2.0), scaled(3.0))
+    assert "differs from" in str(report)
+    as_json = json.loads(json.dumps(report.to_dict()))
+    assert as_json["verdict"] == "differs"
+    assert as_json["runs"][0]["outputs"][0]["name"] == "y"
+    assert str(ParityReport("a", "b")).startswith("b was not checked against a")
+
+
+# ---- ONNX Runtime ----------------------------------------------------------------------------------------------------
+
+
+@needs_onnxruntime
+@pytest.mark.parametrize("dtype", [bf16, f32, i64])
+def test_types_that_numpy_does_not_have(dtype: tilewright.graph.dtypes.DType) -> None:
+    b = Builder(opset=21)
+    x = b.input("x", dtype[2, 3])
+    b.output(b.identity(x), "y")
+    array = np.arange(6).reshape(2, 3).astype(dtype.numpy)
+    result = OnnxRuntime(b.build()).run({"x": array})["y"]
+    assert result.dtype == dtype.numpy
+    assert np.array_equal(result.astype(np.float32), array.astype(np.float32))
+
+
+@needs_onnxruntime
+def test_its_reasons_come_without_its_source_paths() -> None:
+    runner = OnnxRuntime(scaled(2.0, width=3))
+    with pytest.raises(ExecutionError, match="does not run the model") as error:
+        runner.run({"x": np.zeros((1, 5), np.float32)})
+    assert "Got invalid dimensions for input: x for the following indices index: 1 Got: 5 Expected: 3" in str(
+        error.value
+    )
+    assert "onnxruntime/core" not in str(error.value)
+    with pytest.raises(ExecutionError, match="does not load the model"):
+        OnnxRuntime(b"nonsense")
