@@ -59,7 +59,8 @@ class Limits:
 class PassContext:
     """One run of a pipeline. Make one per run; the manager makes one if none is given.
 
-    `original_bytes` is the size of the model's file (0: unknown), against which passes judge growth.
+    `original_bytes` is about the size of the model's file, against which passes judge growth (0: estimated when a
+    pipeline starts).
     `exactness` is the least exact kind of rewrite that may run; rules beyond it are skipped.
     `max_applications` stops rewriting after that many rule applications (for bisection).
     `debug` makes rules that lie about changing something an error; it also follows TILEWRIGHT_DEBUG=1.

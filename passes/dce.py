@@ -1,11 +1,12 @@
-"""dce: drop operations whose results nobody uses. Takes and leaves any level.
+"""dce: drop operations whose results nobody uses, optional results that nobody uses, and functions that nobody calls.
+Takes and leaves any level.
 
 Invariant: inputs, outputs, and operations with an effect stay; so do operators that nobody here knows and that are not
 calls of a model-local function without effects.
 
     %0 = exp %x : f32[n]
-    %1 = neg %x : f32[n]         ->      %1 = neg %x : f32[n]
-    return %1                            return %1
+    %1, %2 = dropout %x : f32[n], bool[n]         ->      %1 = dropout %x : f32[n]
+    return %1                                             return %1
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..graph.core import Block, Operation
-from ..graph.opdef import Trait
+from ..graph.core import Operation
+from ..graph.module import FunctionKey
+from ..graph.opdef import ParameterKind, Trait
 from .base import Pass
 
 if TYPE_CHECKING:
     from ..graph.module import Module
+    from ..graph.rewriter import Rewriter
     from .context import PassContext
 
 
@@ -56,21 +59,59 @@ class DeadCode(Pass):
     def run(self, module: Module, context: PassContext) -> bool:
         rewriter = context.rewriter(module)
         pure_calls = _pure_functions(module)
-        removed = 0
-        # Backwards, so that an operation is met after all its users; nested blocks before the operation that owns them.
-        pending: list[Block] = [function.block for function in module.all_functions()]
+        removed = dropped = 0
+        # Backwards, so that an operation is met after all its users, those in blocks nested below included.
+        pending = [reversed(function.block) for function in module.all_functions()]
         while pending:
-            block = pending.pop()
-            for op in reversed(block):
-                pure_call = (op.domain, op.op_type) in pure_calls and not op.definition.is_known
-                if is_unused(op) and (pure_call or is_removable(op)):
-                    rewriter.erase(op)
-                    removed += 1
-                    continue
-                pending.extend(region.block for region in op.regions.values())
+            op = next(pending[-1], None)
+            if op is None:
+                pending.pop()
+                continue
+            pure_call = (op.domain, op.op_type) in pure_calls and not op.definition.is_known
+            if is_unused(op) and (pure_call or is_removable(op)):
+                rewriter.erase(op)
+                removed += 1
+                continue
+            dropped += _drop_unused_results(op, rewriter)
+            pending.extend(reversed(region.block) for region in op.regions.values())
         if removed:
             context.count("operations removed", removed)
-        return removed > 0
+        if dropped:
+            context.count("results dropped", dropped)
+        return drop_unused_functions(module, context) or removed + dropped > 0
+
+
+def _drop_unused_results(op: Operation, rewriter: Rewriter) -> int:
+    """Leave out the optional results at the end that nobody uses; return how many."""
+    parameters = op.definition.result_parameters
+    count = len(op.results)
+    # In training, BatchNormalization must give all of its results.
+    if count > len(parameters) or not op.definition.is_known or op.attr("training_mode"):
+        return 0
+    keep = count
+    while keep > 1 and parameters[keep - 1].kind is ParameterKind.OPTIONAL and not op.results[keep - 1]._uses:
+        keep -= 1
+    if keep < count:
+        rewriter.keep_results(op, range(keep))
+    return count - keep
+
+
+def drop_unused_functions(module: Module, context: PassContext) -> bool:
+    """Remove the model-local functions that `main` calls neither directly nor through others."""
+    reached: set[FunctionKey] = set()
+    pending = [module.main]
+    while pending:
+        for op in pending.pop().walk():
+            key = FunctionKey(op.domain, op.op_type, op.metadata.get("overload", ""))
+            if key in module.functions and key not in reached:
+                reached.add(key)
+                pending.append(module.functions[key])
+    unused = [key for key in module.functions if key not in reached]
+    for key in unused:
+        del module.functions[key]
+    if unused:
+        context.count("functions removed", len(unused))
+    return bool(unused)
 
 
 def _pure_functions(module: Module) -> set[tuple[str, str]]:

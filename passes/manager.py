@@ -22,6 +22,7 @@ from .pipelines import PRESETS
 from .registry import pass_class
 from .report import PassRow, PipelineReport, count_operations
 from .reproducer import write_reproducer
+from .sizes import written_bytes
 
 if TYPE_CHECKING:
     from ..graph.module import Module
@@ -104,6 +105,8 @@ class _Run:
     def run(self) -> PipelineReport:
         started = time.perf_counter()
         trace = self.context.trace
+        if not self.context.original_bytes:
+            self.context.original_bytes = written_bytes(self.module)
         if trace is not None:
             trace.begin(self.module, str(self.manager))
         for instrument in self.manager.instruments:

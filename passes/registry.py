@@ -18,7 +18,16 @@ BUILTIN: dict[str, str] = {
     "cse": "cse:CommonSubexpressions",
     "cut": "cut:Cut",
     "dce": "dce:DeadCode",
+    "drop-expands": "drop_expands:DropExpands",
+    "fold": "fold:FoldConstants",
+    "infer-shapes": "infer_shapes:InferShapes",
+    "inline-functions": "inline_functions:InlineFunctions",
+    "merge-casts": "merge_casts:MergeCasts",
+    "merge-reshapes": "merge_reshapes:MergeReshapes",
+    "merge-slices": "merge_slices:MergeSlices",
+    "no-ops": "no_ops:NoOps",
     "remove-identity": "remove_identity:RemoveIdentity",
+    "simplify-arithmetic": "simplify_arithmetic:SimplifyArithmetic",
 }
 
 _registered: dict[str, type[Pass]] = {}

@@ -1,0 +1,98 @@
+"""What several rule families ask of types and shape values; answers are proofs, never guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..graph.core import Operation, Value
+from ..graph.diagnostics import TypeInferenceError
+from ..graph.dims import Dim, bounds, product, prove_equal
+from ..graph.infer import InferenceContext, infer_types
+from ..graph.types import TensorType, Type
+from .rules import Match
+
+
+def same_dims(left: Sequence[Dim] | None, right: Sequence[Dim] | None) -> bool:
+    """Whether two shapes are equal for all symbol values."""
+    if left is None or right is None or len(left) != len(right):
+        return False
+    return all(a is b or prove_equal(a, b) is True for a, b in zip(left, right, strict=True))
+
+
+def same_tensor_type(left: Type, right: Type) -> bool:
+    """Whether two types are tensors of one dtype and provably one shape."""
+    if not (isinstance(left, TensorType) and isinstance(right, TensorType)) or left.dtype is not right.dtype:
+        return False
+    return same_dims(left.shape, right.shape)
+
+
+def made_by(value: Value | None, *names: str) -> Operation | None:
+    """The operation that makes `value`, if it is one of these; None otherwise."""
+    producer = value.producer if value is not None else None
+    return producer if producer is not None and producer.name in names else None
+
+
+def inferred(op: Operation, inference: InferenceContext) -> Sequence[Type]:
+    """The result types of `op` that follow from its operands alone; those it has where inference fails."""
+    try:
+        return infer_types(op, inference)
+    except TypeInferenceError:
+        return [result.type for result in op.results]
+
+
+def keeps_type(m: Match, x: Value | None) -> bool:
+    """Whether the root's result, as inferred from its operands, has the dtype and the shape of `x`."""
+    return x is not None and same_tensor_type(inferred(m.root, m.inference)[0], x.type)
+
+
+def ints(m: Match, value: Value | None) -> list[int] | None:
+    """The elements of an integer value that are all known, flattened; None if it is left out or not known."""
+    array = m.constant(value)
+    if array is None or array.dtype.kind not in "iu":
+        return None
+    return [int(item) for item in array.reshape(-1)]
+
+
+def is_everywhere(m: Match, value: Value | None, number: float) -> bool:
+    """Whether `value` is a constant with elements that are all `number` (bit for bit where it is a zero)."""
+    array = m.constant(value)
+    if array is None or array.dtype.kind not in "iufb" or not array.size:
+        return False
+    if number == 0 and array.dtype.kind == "f" and np.any(np.signbit(array) != np.signbit(np.float64(number))):
+        return False
+    return bool(np.all(array == number))
+
+
+def normalized(axes: Sequence[int], rank: int) -> list[int]:
+    """Axes counted from the front."""
+    return [axis + rank if axis < 0 else axis for axis in axes]
+
+
+def reshape_target(shape: Sequence[Dim], dims: Sequence[Dim], open_positions: Sequence[int] = ()) -> list[int] | None:
+    """The constant operand with which Reshape makes a tensor of `shape` one of `dims`; None if there is none.
+
+    A symbolic dim is written as 0 (the dim at that position is kept) where it provably is that dim, and as -1 (what is
+    left) for at most one other: where the number of elements is provably the same and no other dim can be 0, or where
+    the position is one of `open_positions`, which were -1 already.
+    """
+    target: list[int] = []
+    rest: list[int] = []
+    for position, dim in enumerate(dims):
+        if isinstance(dim, int):
+            if dim == 0 and not (position < len(shape) and prove_equal(shape[position], 0)):
+                return None
+            target.append(dim)
+        elif position < len(shape) and prove_equal(shape[position], dim) is True:
+            target.append(0)
+        else:
+            rest.append(position)
+            target.append(-1)
+    if len(rest) > 1:
+        return None
+    if rest and rest[0] not in open_positions:
+        others = [dim for position, dim in enumerate(dims) if position != rest[0]]
+        if any((bounds(dim)[0] or 0) < 1 for dim in others) or not prove_equal(product(shape), product(dims)):
+            return None
+    return target
