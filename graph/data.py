@@ -128,7 +128,9 @@ class ArrayData(TensorData):
 
     def raw(self) -> memoryview:
         if self.dtype is string:
-            return memoryview(b"\0".join(_encode(item) for item in self._array.ravel()))
+            # ONNX has no raw form of strings. Their lengths keep ["a\0", "b"] and ["a", "\0b"] apart.
+            items = [_encode(item) for item in self._array.ravel()]
+            return memoryview(b"".join(len(item).to_bytes(8, "little") + item for item in items))
         if self.dtype.bits < 8:
             return memoryview(pack_bits(self._array, self.dtype))
         return self._array.reshape(-1).view(np.uint8).data

@@ -29,6 +29,7 @@ class ValueParser(TokenReader):
         super().__init__(text, source)
         self.weights: dict[str, TensorData] = {}
         self.notes: dict[str, Metadata] = {}
+        self.unlisted_count = 0
         self.types: dict[str, TensorType] = {}
 
     # ---- attribute values and metadata ---------------------------------------------------------------------------
@@ -235,6 +236,11 @@ class ValueParser(TokenReader):
             self.fail(f"expected an element of a tensor, found {token}", token)
         return token.text
 
+    def unlisted(self, type: TensorType, shape: tuple[int, ...]) -> UnresolvedData:
+        """A constant of which the text only gives the type. Numbered, so that two of them are not taken to be equal."""
+        self.unlisted_count += 1
+        return UnresolvedData(type.dtype, shape, f"unlisted {self.unlisted_count}")
+
     def tensor_of(self, type: TensorType | None) -> TensorData:
         """The reference or literal here, of this type."""
         token = self.token
@@ -244,7 +250,7 @@ class ValueParser(TokenReader):
             if listed is None:
                 if type is None or shape is None:
                     self.fail(f"{token.text} is not listed in the weights section", token)
-                listed = self.weights[token.text] = UnresolvedData(type.dtype, shape, f"unlisted {token.text}")
+                listed = self.weights[token.text] = self.unlisted(type, shape)
             return listed
         texts, marks = self.weight_or_literal()
         if type is None or shape is None:
