@@ -153,8 +153,10 @@ def onnx_text(type: Type) -> str | None:
     if isinstance(type, types.SparseTensorType):
         return f"sparse_tensor({_dtype_text(type.dtype.name)})"
     if isinstance(type, types.MapType):
-        value = onnx_text(type.value)
-        return f"map({_dtype_text(type.key.name)},{value})" if value else None
+        # Schemas leave out that the value is a tensor.
+        if not isinstance(type.value, types.TensorType):
+            return None
+        return f"map({_dtype_text(type.key.name)}, {_dtype_text(type.value.dtype.name)})"
     if isinstance(type, types.SequenceType | types.OptionalType):
         element = onnx_text(type.element)
         word = "seq" if isinstance(type, types.SequenceType) else "optional"

@@ -10,10 +10,11 @@ from typing import Any
 import onnx.defs
 from onnx import AttributeProto, NodeProto
 
-from ...graph import types
 from ...graph.core import Value
 from ...graph.diagnostics import DiagnosticLog
 from ...graph.location import Location
+from ...graph.signature import onnx_text
+from ...graph.types import Type
 
 _OPTIONS = onnx.defs.OpSchema.FormalParameterOption
 
@@ -38,6 +39,13 @@ def kinds_of(domain: str, op_type: str, opset: int) -> dict[str, str]:
     return {
         name: AttributeProto.AttributeType.Name(_kind_code(item)).lower() for name, item in schema.attributes.items()
     }
+
+
+@cache
+def constant_may_be(type: Type, opset: int) -> bool:
+    """Whether a Constant node of `opset` may hold a tensor of `type`; old ones hold only floating-point numbers."""
+    schema = onnx.defs.get_schema("Constant", opset, "")
+    return any(onnx_text(type) in item.allowed_type_strs for item in schema.type_constraints)
 
 
 class Signature:
@@ -145,7 +153,7 @@ class SchemaChecker:
         """Log an error for the first operand whose type the schema does not allow; whether there is none."""
         bound: dict[str, tuple[str, int]] = {}
         for index, operand in enumerate(operands):
-            text = type_text(operand.type) if operand is not None else None
+            text = onnx_text(operand.type) if operand is not None else None
             if operand is None or text is None:
                 continue
             position = signature.input_position(index)
@@ -221,43 +229,3 @@ def _hints(domain: str, op_type: str, version: int) -> list[str]:
     if near:
         return [f"did you mean {near[0]!r}?"]
     return ["an operator of your own needs a domain of its own"]
-
-
-_type_texts: dict[types.Type, str | None] = {}
-
-
-def type_text(type: types.Type) -> str | None:
-    """ONNX's text for a type without its dims, such as `tensor(float)`; None where something in it is unknown."""
-    if type not in _type_texts:
-        _type_texts[type] = _type_text(type)
-    return _type_texts[type]
-
-
-_DTYPE_TEXTS = {
-    "f32": "float", "f64": "double", "c64": "complex64", "c128": "complex128", "bf16": "bfloat16", "f16": "float16",
-    "f8e4m3fn": "float8e4m3fn", "f8e4m3fnuz": "float8e4m3fnuz", "f8e5m2": "float8e5m2", "f8e5m2fnuz": "float8e5m2fnuz",
-    "f4e2m1": "float4e2m1", "f8e8m0": "float8e8m0", "f6e2m3": "float6e2m3", "f6e3m2": "float6e3m2",
-    "bool": "bool", "string": "string",
-}  # fmt: skip
-
-
-def _dtype_text(name: str) -> str:
-    if name in _DTYPE_TEXTS:
-        return _DTYPE_TEXTS[name]
-    return f"uint{name[1:]}" if name.startswith("u") else f"int{name[1:]}"
-
-
-def _type_text(type: types.Type) -> str | None:
-    if isinstance(type, types.TensorType):
-        return f"tensor({_dtype_text(type.dtype.name)})"
-    if isinstance(type, types.SparseTensorType):
-        return f"sparse_tensor({_dtype_text(type.dtype.name)})"
-    if isinstance(type, types.SequenceType):
-        inner = type_text(type.element)
-        return f"seq({inner})" if inner else None
-    if isinstance(type, types.OptionalType):
-        inner = type_text(type.element)
-        return f"optional({inner})" if inner else None
-    if isinstance(type, types.MapType) and isinstance(type.value, types.TensorType):
-        return f"map({_dtype_text(type.key.name)}, {_dtype_text(type.value.dtype.name)})"
-    return None

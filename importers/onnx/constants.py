@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import numpy as np
 
@@ -41,9 +41,9 @@ def node_constant(attributes: Mapping[str, AttributeValue]) -> tuple[str, Tensor
     return name, ArrayData(np.array(value, dtype.numpy), dtype)
 
 
-def spelled(data: TensorData, spelling: str) -> tuple[str, AttributeValue]:
-    """The attribute of a Constant node that holds `data`: `spelling` if it still fits, else a tensor."""
-    fits = SPELLINGS.get(spelling)
+def spelled(data: TensorData, spelling: str, allowed: Container[str]) -> tuple[str, AttributeValue]:
+    """The attribute of a Constant node that holds `data`: `spelling` if it is allowed and still fits, else a tensor."""
+    fits = SPELLINGS.get(spelling) if spelling in allowed else None
     if fits is not None and not isinstance(data, SparseData):
         dtype, rank = fits
         if data.dtype is dtype and len(data.shape) == rank:

@@ -52,11 +52,12 @@ class ReadContext:
     look_for_unknown: bool = False
     _checked: set[Type] = field(default_factory=set)
 
-    def report(self, error: TilewrightError, location: Location | None = None) -> None:
+    def report(self, error: TilewrightError, location: Location | None = None, severity: str = "error") -> None:
         """Log a caught error; `location` says where if the error does not."""
         for found in error.diagnostics:
+            where = found.location or location
             self.log.diagnostics.append(
-                Diagnostic(found.code, found.message, found.location or location, found.notes, excerpt=found.excerpt)
+                Diagnostic(found.code, found.message, where, found.notes, severity, found.excerpt)
             )
 
     def check_shape(self, type: Type, what: str, location: Location | None) -> None:

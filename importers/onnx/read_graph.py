@@ -22,7 +22,7 @@ from ...graph.types import TensorType, Type
 from .context import ReadContext, Scope
 from .declared import Declarations, properties, read_declaration, write_declaration
 from .order import CyclicGraph, sorted_order
-from .read_node import NodeReader
+from .read_node import NodeReader, agree
 from .read_tensors import tensor_facts
 from .residual import Modelled
 
@@ -229,7 +229,7 @@ class BodyReader:
         self, block: Block, scope: Scope, name: str, type: Type | None, facts: Metadata, where: Location | None
     ) -> Value:
         value = self.use(scope, name, where, "the output")
-        if type is not None and refine(type, value.type) is None:
+        if type is not None and not agree(type, value.type):
             dtypes_differ = (
                 not isinstance(type, TensorType) or not isinstance(value.type, TensorType)
                 or type.dtype is not value.type.dtype

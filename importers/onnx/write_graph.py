@@ -179,7 +179,8 @@ class BodyWriter:
         if op.result.name:
             self.names.define(op.result, graph.scope)
         graph.defined.append(op.result)
-        if graph.only_nodes or "constant_node" in op.metadata or not isinstance(op.attributes["value"], TensorData):
+        is_node = "constant_node" in op.metadata and self._nodes.can_be_node(op.attributes["value"])
+        if graph.only_nodes or is_node:
             graph.nodes.append(op)
         else:
             graph.constants.append(op)

@@ -14,7 +14,7 @@ from ...graph.diagnostics import TypeInferenceError
 from ...graph.infer import InferenceContext
 from ...graph.onnx_values import attribute_kind, attribute_proto
 from . import versions
-from .check import kinds_of
+from .check import constant_may_be, kinds_of
 from .constants import spelled
 from .read_node import Facts
 
@@ -52,6 +52,8 @@ class NodeWriter:
                     f"{op.op_type} cannot be written at opset {self.opsets.get(op.domain, 1)}: {reason}",
                     op.location,
                 )
+                for result in op.results:
+                    self.names.define(result, graph.scope)  # so that its users do not fail, too
             return
         self._append(op, node, graph)
 
@@ -68,14 +70,23 @@ class NodeWriter:
         """The Constant node of a `const`."""
         data = op.attributes["value"]
         spelling = op.metadata.get("constant_node", "value")
-        name, value = (spelling, data) if isinstance(data, AttributeReference) else spelled(data, spelling)
+        kinds = kinds_of("", "Constant", self.opsets.get("", 1))
+        name, value = (spelling, data) if isinstance(data, AttributeReference) else spelled(data, spelling, kinds)
         proto = self._message(op, "", "Constant")
         proto.output.append(self.names.define(op.result, graph.scope))
         info = op.metadata.get("attribute_info", {}).get(name, {})
-        kind = kinds_of("", "Constant", self.opsets.get("", 1)).get(name)
-        proto.attribute.append(self._attribute(name, value, kind, info))
+        proto.attribute.append(self._attribute(name, value, kinds.get(name), info))
         self.bodies.used_domains[""] = None
         return proto
+
+    def can_be_node(self, data: object) -> bool:
+        """Whether a Constant node may hold `data` at this opset."""
+        if not isinstance(data, TensorData):
+            return True
+        opset = self.opsets.get("", 1)
+        return constant_may_be(data.type, opset) and (
+            not isinstance(data, SparseData) or "sparse_value" in kinds_of("", "Constant", opset)
+        )
 
     # ---- one node ------------------------------------------------------------------------------------------------
 
