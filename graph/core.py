@@ -273,11 +273,13 @@ class Block:
     model's interface and never changes; a type is a claim of the file). `metadata` holds the graph's name, doc string
     and the like.
 
-    Iterating is safe while operations are added, erased or moved: an erased operation that was not reached yet is
-    not visited, one inserted after the current operation is visited.
+    Iterating is safe while operations are added, erased or moved, the current one included: it goes on with what
+    follows the current operation, or follows the place where that one was if it is gone. So an erased operation that
+    was not reached yet is not visited, one inserted behind the current place is, and one that is moved from before
+    that place to behind it is visited again.
     """
 
-    __slots__ = ("_first", "_last", "_numbered", "_size", "arguments", "metadata", "outputs", "parent")
+    __slots__ = ("_cursors", "_first", "_last", "_numbered", "_size", "arguments", "metadata", "outputs", "parent")
 
     def __init__(self, argument_types: Iterable[Type] = (), argument_names: Sequence[str | None] = ()) -> None:
         self.arguments: list[Value] = []
@@ -290,27 +292,30 @@ class Block:
         self._last: Operation | None = None
         self._size = 0
         self._numbered = False
+        self._cursors: list[_Cursor] = []
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Operation]:
-        current = self._first
-        while current is not None:
-            yield current
-            following = current._next
-            # An erased operation keeps its link, so the walk leads back to the living part of the list.
-            while following is not None and following.parent is not self:
-                following = following._next
-            current = following
+        return self._walk(_Cursor(forward=True))
 
     def __reversed__(self) -> Iterator[Operation]:
-        current = self._last
-        while current is not None:
-            yield current
-            preceding = current._previous
-            while preceding is not None and preceding.parent is not self:
-                preceding = preceding._previous
-            current = preceding
+        return self._walk(_Cursor(forward=False))
+
+    def _walk(self, cursor: _Cursor) -> Iterator[Operation]:
+        self._cursors.append(cursor)
+        try:
+            while True:
+                place = cursor.place
+                if place is None:
+                    cursor.place = self._first if cursor.forward else self._last
+                else:
+                    cursor.place = place._next if cursor.forward else place._previous
+                if cursor.place is None:
+                    return
+                yield cursor.place
+        finally:
+            self._cursors.remove(cursor)
 
     def __len__(self) -> int:
         return self._size
@@ -381,8 +386,22 @@ class Block:
             self._last = previous
         else:
             following._previous = previous
-        operation.parent = None
+        for cursor in self._cursors:
+            if cursor.place is operation:
+                cursor.place = previous if cursor.forward else following
+        operation.parent = operation._previous = operation._next = None
         self._size -= 1
+
+
+class _Cursor:
+    """How far a walk over a block has come: the operation visited last, or if that is gone the one visited before it;
+    None at the start."""
+
+    __slots__ = ("forward", "place")
+
+    def __init__(self, forward: bool) -> None:
+        self.forward = forward
+        self.place: Operation | None = None
 
 
 class BlockOutput:
@@ -413,7 +432,8 @@ class Region:
     def walk(self) -> Iterator[Operation]:
         """All operations in here, nested ones included, each before the operations of its own regions.
 
-        Safe under mutation like iterating a block. Uses a stack, never recursion: nesting may be deep.
+        Safe under mutation like iterating a block; the regions of an operation erased when visited are skipped. Uses
+        a stack, never recursion: nesting may be deep.
         """
         stack = [iter(self.block)]
         while stack:
@@ -422,4 +442,6 @@ class Region:
                 stack.pop()
                 continue
             yield operation
-            stack.extend(iter(region.block) for region in reversed(operation.regions.values()))
+            # An operation erased by whoever walks has no living regions either.
+            if operation.parent is not None:
+                stack.extend(iter(region.block) for region in reversed(operation.regions.values()))

@@ -164,7 +164,7 @@ class ValueParser(TokenReader):
             except DimSyntaxError as error:
                 place = Token("", "", token.start + error.position)
                 self.fail(str(error).split(" at offset ")[0], place)
-            except ValueError as error:
+            except (ValueError, ArithmeticError) as error:  # a number or an expression that is far too long
                 self.fail(str(error), token)
             if isinstance(dim, int) and dim < 0:
                 self.fail(f"a dimension is never negative, got {dim}", token)
