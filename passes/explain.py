@@ -7,12 +7,13 @@ rule matmul-add-to-gemm: add(matmul(a, b), c) -> gemm(a, b, c)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..graph.core import Operation, Value
 from ..graph.infer import InferenceContext
+from ..graph.names import function_names
 from .context import PassContext
 from .driver import RuleLike, compile_rule
 from .matcher import FailureLog
@@ -47,7 +48,8 @@ class NearMiss:
         if self.applies:
             return f"at {self.location}: applies to {matched}"
         lines = [f"at {self.location}: matched {matched}; then: {self.reason}"]
-        lines.extend(f"     {describe(culprit)}" for culprit in self.culprits)
+        names = function_names(self.root) if self.culprits else {}
+        lines.extend(f"       {_describe(culprit, names)}" for culprit in self.culprits)
         return "\n".join(lines)
 
 
@@ -87,10 +89,10 @@ def _rest(count: int) -> list[str]:
     return [f"  ... and {count} more"] if count > 0 else []
 
 
-def describe(thing: Value | Operation) -> str:
+def _describe(thing: Value | Operation, names: Mapping[Value, str]) -> str:
     """A value with its type and producer, or an operation with its place, in one line."""
     if isinstance(thing, Operation):
         return f"{thing.name} at {thing.location}"
     producer = thing.producer
     origin = "an argument" if producer is None else f"made by {producer.name} at {producer.location}"
-    return f"%{thing.name or '?'} : {thing.type}, {origin}"
+    return f"{names.get(thing, '%?')} : {thing.type}, {origin}"

@@ -71,7 +71,8 @@ def names(module: Module) -> list[str]:
 def test_a_match_is_replaced_in_place() -> None:
     arguments = "%x: f32[n, 8], %w: f32[8, 4], %c: f32[4]"
     module = body(
-        '%0 = matmul %x, %w : f32[n, 4] @"m"#1 %h = add %c, %0 : f32[n, 4] @"a"#2 %1 = neg %h : f32[n, 4] @"n"#3 return %1',
+        '%0 = matmul %x, %w : f32[n, 4] @"m"#1 %h = add %c, %0 : f32[n, 4] @"a"#2 '
+        '%1 = neg %h : f32[n, 4] @"n"#3 return %1',
         arguments,
         "%out: f32[n, 4]",
     )

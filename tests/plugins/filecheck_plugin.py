@@ -110,7 +110,8 @@ def process(case: Case, source: str) -> str:
     from tilewright.passes.instruments import CheckChanged
     from tilewright.passes.manager import PassManager
 
-    module = parse(case.text, source=source)
+    # An error shows the line it speaks of: what is expected must not be found in the expectation itself.
+    module = parse(_EXPECT.sub("", case.text), source=source)
     manager = PassManager.parse(case.pipeline, verify_each=True, instruments=[CheckChanged()], reproducers=False)
     manager.run(module, PassContext(debug=True))
     return str(module)
