@@ -53,7 +53,7 @@ def test_a_file_needs_a_pipeline() -> None:
 
 BAD = """// RUN:
 func @main(%x: f32[4]) -> (%y: f32[4]) {
-  %0 = expp %x : f32[4]  // EXPECT-ERROR: `expp`
+  %0 = expp %x : f32[4]  // EXPECT-ERROR: operator expp
   return %0
 }
 """
@@ -62,11 +62,11 @@ func @main(%x: f32[4]) -> (%y: f32[4]) {
 def test_errors_are_expected_at_their_line() -> None:
     run(BAD)
     with pytest.raises(plugin.FileCheckFailure, match="expected an error that contains"):
-        run(BAD.replace("`expp`", "`sqrt`"))
-    moved = BAD.replace("  // EXPECT-ERROR: `expp`", "").replace("return %0", "return %0 // EXPECT-ERROR: `expp`")
+        run(BAD.replace("operator expp", "operator sqrt"))
+    moved = BAD.replace("  // EXPECT-ERROR: operator expp", "").replace("return %0", "return %0 // EXPECT-ERROR: operator expp")
     with pytest.raises(plugin.FileCheckFailure, match="expected the error at line 4, it is at 3"):
         run(moved)
-    comment = "// EXPECT-ERROR: `expp`"
+    comment = "// EXPECT-ERROR: operator expp"
     run(BAD.replace(f"  %0 = expp %x : f32[4]  {comment}", f"  {comment}\n  %0 = expp %x : f32[4]"))
 
 
