@@ -100,7 +100,9 @@ def sparse_data(proto: onnx.SparseTensorProto) -> SparseData:
 
 def tensor_proto(data: TensorData, name: str = "") -> TensorProto:
     """`data` as a TensorProto that holds its content (raw_data; string_data for strings)."""
-    proto = TensorProto(name=name, data_type=data.dtype.onnx_code, dims=data.shape)
+    proto = TensorProto(data_type=data.dtype.onnx_code, dims=data.shape)
+    if name:
+        proto.name = name
     if data.dtype is dtypes.string:
         proto.string_data.extend(s if isinstance(s, bytes) else str(s).encode() for s in data.numpy().ravel())
     else:

@@ -172,7 +172,9 @@ def _complete(opsets: Mapping[str, int], used: Iterable[str]) -> dict[str, int]:
 
 def _add_opsets(imports: Any, opsets: Mapping[str, int], facts: Mapping[str, Any]) -> None:
     for domain, version in opsets.items():
-        imports.add(domain=facts.get("default_domain", "") if domain == "" else domain, version=version)
+        item = imports.add(version=version)
+        if domain or "default_domain" in facts:
+            item.domain = domain or facts["default_domain"]
 
 
 def _add_properties(target: Any, facts: Mapping[str, Any]) -> None:
@@ -184,7 +186,9 @@ def _function(context: WriteContext, function: Function, opset: int | None) -> F
     opsets = dict(function.opsets)
     if opset is not None and "" in opsets:
         opsets[""] = opset  # ONNX wants functions and model to agree on the version
-    proto = FunctionProto(name=function.key.name, domain=function.key.domain)
+    proto = FunctionProto(name=function.key.name)
+    if function.key.domain:
+        proto.domain = function.key.domain
     if function.key.overload:
         proto.overload = function.key.overload
     writer = BodyWriter(context, function, {"": DEFAULT_OPSET, **opsets})

@@ -111,7 +111,10 @@ class NodeWriter:
     def _message(self, op: Operation, domain: str, op_type: str) -> NodeProto:
         """A node without inputs, outputs and attributes."""
         facts = op.metadata
-        proto = NodeProto(op_type=op_type, name=self.names.node(op))
+        proto = NodeProto(op_type=op_type)
+        name = self.names.node(op)
+        if name:
+            proto.name = name
         spelled_domain = facts.get("domain", "") if domain == "" else domain
         if spelled_domain:
             proto.domain = spelled_domain

@@ -29,7 +29,9 @@ class TensorWriter:
         if self.inline or data.dtype is dtypes.string or data.nbytes <= wire.THRESHOLD:
             proto = tensor_proto(data, name)
         else:
-            proto = TensorProto(name=name, data_type=data.dtype.onnx_code, dims=data.shape)
+            proto = TensorProto(data_type=data.dtype.onnx_code, dims=data.shape)
+            if name:
+                proto.name = name
             wire.mark(proto, self._index(data))
         if facts:
             _add_facts(proto, facts)
