@@ -8,6 +8,7 @@ from . import (
     generators,
     indexing,
     matmul,
+    ml,
     movement,
     normalization,
     quantize,
@@ -21,7 +22,7 @@ from . import (
 )
 
 __all__ = [
-    "attention", "control", "convolution", "elementwise", "generators", "indexing", "matmul", "movement",
+    "attention", "control", "convolution", "elementwise", "generators", "indexing", "matmul", "ml", "movement",
     "normalization", "quantize", "recurrent", "reduction", "resample", "sequence", "shape", "strings",
     "structural",
 ]  # fmt: skip

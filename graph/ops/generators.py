@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import dtypes
+from ..diagnostics import ExecutionError
 from ..dims import Dim, ceildiv, dim_max
 from ..opdef import Trait, op
 from ..quotient import Quotient
@@ -26,7 +27,8 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..core import Operation
+    from ..builder import OpBuilder
+    from ..core import Operation, Value
     from ..dtypes import DType
     from ..infer import InferenceContext, SymbolicArray
 
@@ -70,6 +72,17 @@ class Range(TensorOp):
 
     def flops(self, op: Operation) -> Dim | None:
         return 0
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        start, limit, delta = [operand.reshape(()) for operand in operands]
+        if not delta:
+            raise ExecutionError("run/range", "range has a step of 0")
+        if start.dtype.kind in "iu":
+            return np.arange(int(start), int(limit), int(delta), dtype=start.dtype)
+        if start.dtype.itemsize < 4:
+            return super().evaluate(op, *operands)
+        count = max(math.ceil((float(limit) - float(start)) / float(delta)), 0)
+        return (float(start) + np.arange(count) * float(delta)).astype(start.dtype)
 
 
 def _steps(start: Any, limit: Any, delta: Any) -> Any:
@@ -181,6 +194,14 @@ class Bernoulli(SameShape):
     def result_dtype(self, op: Operation) -> DType | None:
         return dtype_attribute(op, "dtype", dtype_of(op, 0))
 
+    def decompose(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
+        """ONNX's function body for it compares the other way round, which gives 1 with the opposite probability."""
+        chance, dtype = op.operands[0], self.result_dtype(op)
+        if dtype is None:
+            return None
+        drawn = builder.random_uniform_like(chance, seed=op.attr("seed"))
+        return [builder.cast(builder.less(drawn, chance), to=dtype.onnx_code)]
+
 
 @op("Multinomial")
 class Multinomial(TensorOp):
@@ -194,3 +215,13 @@ class Multinomial(TensorOp):
     def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
         shape = shape_of(op, 0)
         return [context.fresh() if shape is None else shape[0], op.attr("sample_size", 1)]
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        """Draws by inverting the cumulative distribution; the same `seed` gives the same draws."""
+        logits, seed, dtype = operands[0].astype(np.float64), op.attr("seed"), self.result_dtype(op)
+        assert dtype is not None
+        chances = np.exp(logits - logits.max(axis=1, keepdims=True))
+        cumulative = np.cumsum(chances, axis=1)
+        random = np.random.default_rng(None if seed is None else np.float32(seed).view(np.uint32))
+        drawn = random.random((len(logits), op.attr("sample_size", 1))) * cumulative[:, -1:]
+        return (drawn[:, :, None] >= cumulative[:, None, :]).sum(axis=2).astype(dtype.numpy)

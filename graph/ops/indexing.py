@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -66,6 +66,9 @@ class Gather(TensorOp):
         result = np.empty(np.shape(taken), object)
         result[...] = taken
         return result
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return np.take(operands[0], operands[1], op.attr("axis", 0))
 
 
 @op("GatherElements")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -103,3 +103,52 @@ def summable(x: np.ndarray) -> np.ndarray:
     """`x` in a dtype in which long sums of products make sense: 16-bit and narrower floats widened to f32."""
     dtype = dtypes.from_numpy(x.dtype)
     return x.astype(np.float32) if dtype.is_float and dtype.bits < 32 else x
+
+
+# ---- reductions: functions of the operand, the axes, and whether these stay as dims of 1 -----------------------------
+
+
+def reduce_sum(x: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> np.ndarray:
+    wide = summable(x)
+    return np.asarray(np.sum(wide, axes, wide.dtype, keepdims=keepdims)).astype(x.dtype)
+
+
+def reduce_product(x: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> np.ndarray:
+    wide = summable(x)
+    return np.asarray(np.prod(wide, axes, wide.dtype, keepdims=keepdims)).astype(x.dtype)
+
+
+def reduce_mean(x: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> np.ndarray:
+    """The mean; of integers truncated, of no elements NaN."""
+    count = int(np.prod([x.shape[axis] for axis in axes], dtype=np.int64))
+    wide = summable(x)
+    total = np.asarray(np.sum(wide, axes, wide.dtype, keepdims=keepdims))
+    return divide(total, np.full((), count, wide.dtype)).astype(x.dtype)
+
+
+def reduce_max(x: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> np.ndarray:
+    """The greatest element; of none the least value of the dtype (ONNX ReduceMax-20)."""
+    initial: Any = _extreme(x.dtype, least=True)
+    return np.asarray(np.max(x, axes, keepdims=keepdims, initial=initial))
+
+
+def reduce_min(x: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> np.ndarray:
+    """The least element; of none the greatest value of the dtype (ONNX ReduceMin-20)."""
+    initial: Any = _extreme(x.dtype, least=False)
+    return np.asarray(np.min(x, axes, keepdims=keepdims, initial=initial))
+
+
+def _extreme(dtype: np.dtype, least: bool) -> np.ndarray:
+    kind = dtypes.from_numpy(dtype)
+    if kind is dtypes.bool_:
+        return np.array(not least)
+    if kind.is_integer:
+        limits = np.iinfo(dtype)
+        return np.array(limits.min if least else limits.max, dtype)
+    return np.array(-np.inf if least else np.inf, dtype)
+
+
+REDUCING: dict[str, Callable[[np.ndarray, tuple[int, ...], bool], np.ndarray]] = {
+    "ReduceSum": reduce_sum, "ReduceProd": reduce_product, "ReduceMean": reduce_mean, "ReduceMax": reduce_max,
+    "ReduceMin": reduce_min,
+}  # fmt: skip

@@ -31,6 +31,7 @@ from .common import (
     times,
     unknown_dims,
 )
+from .numeric import REDUCING
 
 if TYPE_CHECKING:
     from ..core import Operation
@@ -76,6 +77,17 @@ class Reduction(TensorOp):
 
     def flops(self, op: Operation) -> Dim | None:
         return times(self.operations, operand_size(op))
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        data, axes = (*operands, None)[:2]
+        function = REDUCING.get(self.op_type)
+        if function is None:
+            return super().evaluate(op, *operands)
+        if axes is None or not axes.size:
+            chosen = () if op.attr("noop_with_empty_axes", 0) else tuple(range(data.ndim))
+        else:
+            chosen = tuple(int(axis) for axis in axes)
+        return function(data, chosen, bool(op.attr("keepdims", 1)))
 
 
 def reduced_axes(op: Operation, rank: int, context: InferenceContext) -> list[int] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -173,6 +173,27 @@ class MaxRoiPool(RegionPool):
 
     def _size(self, op: Operation) -> Sequence[int]:
         return tuple(op.attr("pooled_shape"))
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        """A region is (batch, x1, y1, x2, y2), both ends included, rounded to whole elements; an empty part gives 0."""
+        x, regions = operands
+        scale, (height, width) = op.attr("spatial_scale"), op.attr("pooled_shape")
+        result = np.zeros((len(regions), x.shape[1], height, width), x.dtype)
+        for index, region in enumerate(regions.astype(np.float64)):
+            left, top, right, bottom = np.floor(region[1:] * scale + 0.5).astype(int)
+            for row, high in enumerate(_parts(top, bottom, height, x.shape[2])):
+                for column, wide in enumerate(_parts(left, right, width, x.shape[3])):
+                    part = x[int(region[0]), :, high, wide]
+                    if part.size:
+                        result[index, :, row, column] = part.max((1, 2))
+        return result
+
+
+def _parts(first: int, last: int, count: int, size: int) -> list[slice]:
+    """The elements from `first` to `last` of a dim of `size` in `count` parts, which share elements at their ends."""
+    step = max(last - first + 1, 1) / count
+    edges = [(first + math.floor(part * step), first + math.ceil((part + 1) * step)) for part in range(count)]
+    return [slice(min(max(start, 0), size), min(max(stop, 0), size)) for start, stop in edges]
 
 
 @op("Col2Im")

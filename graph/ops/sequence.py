@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from .. import dtypes, types
 from ..core import Operation, Value
+from ..diagnostics import ExecutionError
 from ..dims import Dim
 from ..opdef import OpDefinition, op
 from ..types import OptionalType, SequenceType, TensorType, Type
@@ -40,6 +43,17 @@ def element_type(op: Operation, index: int) -> Type:
     return value.type.element
 
 
+def _position(op: Operation, position: Any, length: int, last: int) -> int:
+    """A run-time position, counted from the end of `length` elements if negative and at most `last`.
+
+    Raises ExecutionError for one out of range.
+    """
+    place = int(np.reshape(position, ()))
+    if not -length <= place <= last:
+        raise ExecutionError("run/sequence-position", f"{op.name}: position {place} of a sequence of {length}")
+    return place + length if place < 0 else place
+
+
 def _producer(value: Value | None, name: str) -> Operation | None:
     return value.producer if value is not None and value.producer is not None and value.producer.name == name else None
 
@@ -52,6 +66,9 @@ class SequenceEmpty(OpDefinition):
         dtype = dtype_attribute(op, "dtype", dtypes.f32) or dtypes.f32
         return [types.sequence(types.tensor(dtype, None))]
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return []
+
 
 @op("SequenceConstruct")
 class SequenceConstruct(OpDefinition):
@@ -60,6 +77,9 @@ class SequenceConstruct(OpDefinition):
     def infer(self, op: Operation, context: InferenceContext) -> Sequence[Type]:
         elements = [value.type for value in op.operand_values]
         return [types.sequence(functools.reduce(lambda a, b: join(a, b, op, context), elements))]
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return list(operands)
 
 
 @op("SequenceInsert")
@@ -76,6 +96,12 @@ class SequenceInsert(OpDefinition):
             return [types.sequence(tensor)]
         return [types.sequence(join(element, tensor, op, context))]
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        sequence, tensor, position = (*operands, None)[:3]
+        length = len(sequence)
+        place = length if position is None else _position(op, position, length, length)
+        return [*sequence[:place], tensor, *sequence[place:]]
+
 
 @op("SequenceErase")
 class SequenceErase(OpDefinition):
@@ -83,6 +109,11 @@ class SequenceErase(OpDefinition):
 
     def infer(self, op: Operation, context: InferenceContext) -> Sequence[Type]:
         return [types.sequence(element_type(op, 0))]
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        sequence, position = (*operands, None)[:2]
+        place = _position(op, -1 if position is None else position, len(sequence), len(sequence) - 1)
+        return [*sequence[:place], *sequence[place + 1 :]]
 
 
 @op("SequenceAt")
@@ -100,6 +131,10 @@ class SequenceAt(OpDefinition):
         if split is not None:
             return [_one_part(split, context) or carried_out(element, set(), context)]
         return [carried_out(element, set(), context)]
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        sequence, position = operands
+        return sequence[_position(op, position, len(sequence), len(sequence) - 1)]
 
 
 def _one_part(split: Operation, context: InferenceContext) -> Type | None:
@@ -137,6 +172,21 @@ class SplitToSequence(OpDefinition):
         tensor = tensor_of(op, 0)
         return [types.sequence(_one_part(op, context) or tensor or types.UNKNOWN)]
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        data, sizes = (*operands, None)[:2]
+        axis = op.attr("axis", 0)
+        length = data.shape[axis]
+        if sizes is None or sizes.ndim == 0:
+            part = 1 if sizes is None else int(sizes)
+            cuts = list(range(part, length, part))
+        else:
+            if sizes.sum() != length:
+                raise ExecutionError("run/split", f"split of {length} into parts of sizes {sizes.tolist()}")
+            cuts = np.cumsum(sizes)[:-1].tolist()
+        parts = np.split(data, cuts, axis)
+        single = sizes is None and not op.attr("keepdims", 1)
+        return [np.squeeze(part, axis) for part in parts] if single else parts
+
 
 @op("ConcatFromSequence")
 class ConcatFromSequence(OpDefinition):
@@ -151,6 +201,10 @@ class ConcatFromSequence(OpDefinition):
         dims[axis : axis + (not new_axis)] = [context.fresh()]
         return [element.with_shape(dims)]
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        (sequence,) = operands
+        return (np.stack if op.attr("new_axis", 0) else np.concatenate)(sequence, op.attr("axis"))
+
 
 @op("SequenceLength")
 class SequenceLength(OpDefinition):
@@ -163,6 +217,9 @@ class SequenceLength(OpDefinition):
     def propagate(self, op: Operation, context: InferenceContext) -> SymbolicArray | None:
         built = _producer(op.operands[0], "sequence_construct")
         return None if built is None else as_elements([len(built.operands)], ())
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return np.array(len(operands[0]), np.int64)
 
 
 # ---- optional values -------------------------------------------------------------------------------------------------
@@ -178,6 +235,9 @@ class Optional(OpDefinition):
         declared = op.attr("type")
         return [types.optional(declared if isinstance(declared, Type) else types.UNKNOWN)]
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return operands[0] if operands else None
+
 
 @op("OptionalGetElement")
 class OptionalGetElement(OpDefinition):
@@ -186,6 +246,11 @@ class OptionalGetElement(OpDefinition):
     def infer(self, op: Operation, context: InferenceContext) -> Sequence[Type]:
         type = op.operand_values[0].type
         return [type.element if isinstance(type, OptionalType) else type]
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        if operands[0] is None:
+            raise ExecutionError("run/empty-optional", "the optional value holds nothing")
+        return operands[0]
 
 
 @op("OptionalHasElement")
@@ -199,3 +264,6 @@ class OptionalHasElement(OpDefinition):
         if has_operand(op, 0) and isinstance(op.operand_values[0].type, OptionalType):
             return None
         return as_elements([has_operand(op, 0)], ())
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return np.array(bool(operands) and operands[0] is not None)
