@@ -1,8 +1,8 @@
 """cse: of operations that compute the same, keep the first. Takes and leaves any level.
 
-The same: definition, operands (the first two in either order where that does not matter) and attributes; no random
-draws, no effects, no regions. An operation in a region may give way to one of a block around it. Constants are
-compared by their bits up to 4 KB; sharing equal weights is left to `share-constants`.
+The same: definition, operands (the first two in either order where that does not matter), attributes and regions; no
+random draws, no effects. An operation in a region may give way to one of a block around it. Sharing equal constants is
+left to `share-initializers`.
 
     %0 = exp %x : f32[n]
     %1 = exp %x : f32[n]          ->      %0 = exp %x : f32[n]
@@ -16,16 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..graph.core import Block, Operation
-from ..graph.data import TensorData
 from ..graph.infer import refine
-from ..graph.opdef import Trait
 from .base import Pass
+from .keys import operation_key
 
 if TYPE_CHECKING:
     from ..graph.module import Module
     from .context import PassContext
-
-SMALL_CONSTANT_BYTES = 4096
 
 
 class _Scope(NamedTuple):
@@ -52,7 +49,7 @@ class CommonSubexpressions(Pass):
                 scope = pending.pop()
                 for op in scope.block:
                     pending.extend(_Scope(region.block, {}, scope) for region in op.regions.values())
-                    key = None if op.regions else _key(op)
+                    key = None if op.name == "const" or op.is_terminator else operation_key(op)
                     if key is None:
                         continue
                     first = _find(scope, key, op)
@@ -85,26 +82,3 @@ def _merge(module: Module, context: PassContext, op: Operation, first: Operation
             if merged is not None:
                 rewriter.set_type(kept, merged)
         rewriter.replace(op, first.results)
-
-
-def _key(op: Operation) -> Hashable | None:
-    """What operations that compute the same have in common; None for one that cannot be merged."""
-    if not op.definition.is_pure:
-        return None
-    operands = [id(operand) for operand in op.operands]
-    if Trait.COMMUTATIVE in op.definition.traits and len(operands) >= 2 and operands[0] > operands[1]:
-        operands[:2] = operands[1], operands[0]
-    names = {*op.attributes, *op.definition.attribute_specs}
-    attributes = tuple((name, _attribute_key(op.attr(name))) for name in sorted(names))
-    return (id(op.definition), tuple(operands), attributes, len(op.results))
-
-
-def _attribute_key(value: object) -> Hashable:
-    if isinstance(value, TensorData):
-        return value.sha256 if value.nbytes <= SMALL_CONSTANT_BYTES else id(value)
-    if isinstance(value, float):
-        # Hex tells -0.0 from 0.0 and keeps nan equal to itself.
-        return value.hex()
-    if isinstance(value, tuple):
-        return tuple(map(_attribute_key, value))
-    return (type(value).__name__, str(value)) if isinstance(value, int | str) else value

@@ -1,10 +1,12 @@
 """fold: evaluate what follows from constants and shapes. Level onnx.
 
 Three sources: elements that follow from shapes alone (`Shape` and `Gather` chains over known dims), operations whose
-operands are all constants, and whole `If`, `Loop` and function calls on constants. Size and arithmetic of the result
-are estimated before anything is evaluated, so that a small file of shapes never becomes a large one of zeros: a result
-may be larger than the constants it replaces only by `max-growth` bytes, and only while the model stays within the size
-of its file.
+operands are constants or follow from constants, and whole `If`, `Loop` and function calls on constants.
+
+Size and arithmetic are estimated before anything is evaluated, so that a small file of shapes never becomes a large
+one of zeros. What is weighed is a *cone*: an operation that somebody needs, with all constant operations above it. Its
+result may be larger than the operations and constants that become unused only by `max-growth` bytes, and only while
+the model stays within the size of its file.
 
 Invariant: random draws, effects, inputs that have a default, and constants that are not loaded are never folded.
 QuantizeLinear and DequantizeLinear stay: folding them would lose what the model says about its execution.
@@ -37,11 +39,12 @@ from .sizes import constant_bytes, operation_bytes, written_bytes
 
 if TYPE_CHECKING:
     from ..graph.module import Function, Module
-    from ..graph.rewriter import Rewriter
     from .context import PassContext
 
 # A result whose size shows only when it is computed (NonZero, Unique, ...) is computed for operands up to this size.
 MAX_OPEN_ELEMENTS = 1 << 14
+# What one operation on the way to a result may give, if that is more than its constant operands hold.
+MAX_INTERMEDIATE_BYTES = 1 << 26
 KEPT = frozenset({"quantize_linear", "dequantize_linear", "dynamic_quantize_linear"})
 
 
@@ -51,50 +54,61 @@ class FoldConstants(Pass):
 
     name = "fold"
 
-    max_growth: int = 1024
+    max_growth: int = 1 << 16
     max_operations: int | None = None
 
     def run(self, module: Module, context: PassContext) -> bool:
         folding = _Folding(self, module, context)
-        for function in module.all_functions():
-            for op in function.walk():
-                if op.parent is not None and not context.may_apply:
-                    return folding.folded > 0
-                folding.visit(op)
+        folding.run()
         if folding.folded:
             context.count("operations folded", folding.folded)
         return folding.folded > 0
 
 
 class _Folding:
-    """One walk over a module."""
+    """One run over a module: forwards, to find what is constant; backwards, to decide what to evaluate."""
 
     def __init__(self, options: FoldConstants, module: Module, context: PassContext) -> None:
         self.module, self.context = module, context
         self.max_growth = options.max_growth
         given = options.max_operations
         self.max_operations = context.limits.fold_operations if given is None else given
-        # Replacing values by equal constants changes no answer, so one context serves the whole walk.
+        # Replacing values by equal constants changes no answer, so one context serves the whole run.
         self.inference = InferenceContext(module.symbols)
         self.constant = opdef.lookup("", "Constant")
+        self.candidates: dict[Operation, int] = {}  # follows from constants -> bytes of its results
+        self.order: dict[Operation, int] = {}  # candidate -> position in the program
         self.folded = 0
         self._room: int | None = None
 
-    def visit(self, op: Operation) -> None:
-        if op.parent is None or op.name == "const" or op.is_terminator or not any(r.use_count for r in op.results):
+    def run(self) -> None:
+        for function in self.module.all_functions():
+            for op in list(function.walk()):
+                if not self.context.may_apply:
+                    return
+                self.find(op)
+        for op in list(reversed(self.candidates)):
+            if not self.context.may_apply:
+                return
+            self.decide(op)
+
+    # ---- forwards ------------------------------------------------------------------------------------------------
+
+    def find(self, op: Operation) -> None:
+        """Replace results that follow from shapes; note an operation that follows from constants."""
+        if op.parent is None or op.name == "const" or op.is_terminator or not _is_used(op) or not self._may_fold(op):
             return
-        if not self._may_fold(op):
-            return
-        results = self._known_from_shapes(op)
-        if results is None and self._operands_are_constant(op):
-            results = self._evaluated(op)
-        if results is not None:
-            self._replace(op, results)
+        known = self._known_from_shapes(op)
+        if known is not None:
+            self._replace(op, known, [op])
+        elif all(self._is_loaded(value) or value.producer in self.candidates for value in _inputs(op)):
+            size = self._result_bytes(op)
+            if size is not None:
+                self.candidates[op] = size
+                self.order[op] = len(self.order)
 
     def _may_fold(self, op: Operation) -> bool:
-        if op.name in KEPT:
-            return False
-        if any(isinstance(value, AttributeReference) for value in op.attributes.values()):
+        if op.name in KEPT or any(isinstance(value, AttributeReference) for value in op.attributes.values()):
             return False
         return self._is_pure(op)
 
@@ -109,8 +123,6 @@ class _Folding:
     def _function(self, op: Operation) -> Function | None:
         return None if op.definition.is_known else self.module.functions.get(key_of(op))
 
-    # ---- finding values ------------------------------------------------------------------------------------------
-
     def _known_from_shapes(self, op: Operation) -> list[TensorData | None] | None:
         """All used results, if each of them follows from shapes; nothing is computed."""
         found: list[TensorData | None] = []
@@ -123,67 +135,25 @@ class _Folding:
                 return None
             assert isinstance(result.type, TensorType)
             found.append(ArrayData(elements.astype(result.type.dtype.numpy), result.type.dtype))
-        growth = self._growth(op, sum(constant_bytes(data) for data in found if data is not None))
-        return found if self._fits(growth) else None
-
-    def _operands_are_constant(self, op: Operation) -> bool:
-        return all(self._is_loaded(value) for value in self._inputs(op))
-
-    def _inputs(self, op: Operation) -> Sequence[Value]:
-        if not op.regions:
-            return op.operand_values
-        return [*op.operand_values, *captures(op)]
+        return found if self._fits(_total_bytes(found) - self._freed([op])) else None
 
     def _is_loaded(self, value: Value) -> bool:
         data = self.inference.data(value)
         return data is not None and not isinstance(data, UnresolvedData)
 
-    def _evaluated(self, op: Operation) -> list[TensorData | None] | None:
-        """The results for constant operands, if they are tensors within the limits; None otherwise."""
-        size = self._result_bytes(op)
-        if size is None or not self._fits(self._growth(op, size)) or self._operations(op) > self.max_operations:
-            return None
-        try:
-            values = self._compute(op)
-        except ExecutionError as error:
-            self.context.remark("fold/failed", f"{op.name} was not folded: {error.diagnostics[0].message}", op.location)
-            return None
-        if not all(isinstance(value, np.ndarray) for value, r in zip(values, op.results, strict=True) if r.use_count):
-            return None
-        found = [
-            ArrayData(value) if result.use_count else None for value, result in zip(values, op.results, strict=True)
-        ]
-        # The estimate was one where the types left the size open.
-        return found if self._fits(self._growth(op, sum(constant_bytes(d) for d in found if d is not None))) else None
-
-    def _compute(self, op: Operation) -> list[Any]:
-        operands = [None if value is None else self._array(value) for value in op.operands]
-        if not op.regions and self._function(op) is None:
-            return evaluate_op(op, operands)
-        outside = {value: self._array(value) for value in captures(op)}
-        return Evaluator(self.module.functions).evaluate(op, operands, outside)
-
-    def _array(self, value: Value) -> np.ndarray:
-        data = self.inference.data(value)
-        assert data is not None
-        return data.numpy()
-
-    # ---- limits --------------------------------------------------------------------------------------------------
-
     def _result_bytes(self, op: Operation) -> int | None:
-        """Bytes that the results will take as constants; None if that is open and might be much."""
-        types = self._result_types(op)
+        """Bytes of the used results; None if that is not known and might be much, or if a result is no tensor."""
         total = 0
-        for result, type in zip(op.results, types, strict=True):
+        for result, type in zip(op.results, self._result_types(op), strict=True):
             if not result.use_count:
                 continue
             if not isinstance(type, TensorType):
                 return None
             shape = type.static_shape
-            if shape is not None:
-                total += type.dtype.storage_bytes(int(np.prod(shape, dtype=object)))
-            elif self._operand_elements(op) > MAX_OPEN_ELEMENTS:
+            elements = self._open_elements(op) if shape is None else int(np.prod(shape, dtype=object))
+            if elements is None:
                 return None
+            total += type.dtype.storage_bytes(elements)
         return total
 
     def _result_types(self, op: Operation) -> Sequence[Type]:
@@ -194,8 +164,87 @@ class _Folding:
         except TypeInferenceError:
             return [result.type for result in op.results]
 
-    def _operand_elements(self, op: Operation) -> int:
-        return sum(data.elements for data in map(self.inference.data, op.operand_values) if data is not None)
+    def _open_elements(self, op: Operation) -> int | None:
+        """An estimate of elements for a result that is known only when it is computed; None for large operands."""
+        elements = 0
+        for value in op.operand_values:
+            count = value.type.elements if isinstance(value.type, TensorType) else None
+            if not isinstance(count, int):
+                return None
+            elements += count
+        return elements if elements <= MAX_OPEN_ELEMENTS else None
+
+    # ---- backwards -----------------------------------------------------------------------------------------------
+
+    def decide(self, op: Operation) -> None:
+        """Evaluate `op` if somebody needs it and it is worth it; if not, what it uses is decided on by itself."""
+        if op.parent is None or not any(
+            _owner(use.user, self.candidates) is None for r in op.results for use in r.uses
+        ):
+            return
+        cone = self._cone(op)
+        results = self._evaluated(op, cone) if cone is not None else None
+        if results is None or cone is None:
+            self.candidates.pop(op, None)
+        else:
+            self._replace(op, results, cone)
+
+    def _cone(self, op: Operation) -> list[Operation] | None:
+        """`op` and the candidates that it follows from, last first; None if one of them has been given up."""
+        cone = {op: None}
+        pending = [op]
+        while pending:
+            for value in _inputs(pending.pop()):
+                producer = value.producer
+                if producer is None or (producer.name != "const" and producer not in self.candidates):
+                    return None
+                if producer.name != "const" and producer not in cone:
+                    cone[producer] = None
+                    pending.append(producer)
+        return sorted(cone, key=self.order.__getitem__, reverse=True)
+
+    def _evaluated(self, op: Operation, cone: list[Operation]) -> list[TensorData | None] | None:
+        """The results of `op`, if they are tensors and all stays within the limits; None otherwise."""
+        freed = self._freed(cone)
+        if not self._fits(self.candidates[op] - freed) or not self._is_affordable(cone):
+            return None
+        computed: dict[Value, Any] = {}
+        for step in reversed(cone):
+            try:
+                values = self._compute(step, computed)
+            except ExecutionError as error:
+                reason = error.diagnostics[0].message
+                self.context.remark("fold/failed", f"{step.name} was not folded: {reason}", step.location)
+                self.candidates.pop(step, None)
+                return None
+            computed.update(zip(step.results, values, strict=True))
+        found: list[TensorData | None] = []
+        for result in op.results:
+            if result.use_count and not isinstance(computed[result], np.ndarray):
+                return None
+            found.append(ArrayData(computed[result]) if result.use_count else None)
+        # The estimate was one where the types leave the size open.
+        return found if self._fits(_total_bytes(found) - freed) else None
+
+    def _is_affordable(self, cone: Sequence[Operation]) -> bool:
+        held = sum(data.nbytes for step in cone for data in map(self.inference.data, _inputs(step)) if data is not None)
+        if any(self.candidates[step] > max(held, MAX_INTERMEDIATE_BYTES) for step in cone):
+            return False
+        return sum(map(self._operations, cone)) <= self.max_operations
+
+    def _compute(self, op: Operation, computed: dict[Value, Any]) -> list[Any]:
+        operands = [None if value is None else self._array(value, computed) for value in op.operands]
+        if not op.regions and self._function(op) is None:
+            return evaluate_op(op, operands)
+        outside = {value: self._array(value, computed) for value in captures(op)}
+        return Evaluator(self.module.functions).evaluate(op, operands, outside)
+
+    def _array(self, value: Value, computed: dict[Value, Any]) -> Any:
+        if value in computed:
+            return computed[value]
+        data = self.inference.data(value)
+        assert data is not None
+        return data.numpy()
 
     def _operations(self, op: Operation) -> int:
         """An upper estimate of the arithmetic: that of all iterations, for a loop of known length."""
@@ -208,27 +257,34 @@ class _Folding:
     def _iterations(self, op: Operation) -> int:
         if op.name == "if" or not op.regions:
             return 1
-        if op.name == "loop" and any(nested.regions for nested in _nested(op)):
-            return self.max_operations + 1
-        count = self.inference.constant(op.operands[0]) if op.name == "loop" else None
-        if count is not None and count.size == 1:
-            return max(int(count.reshape(())), 1)
-        return self._operand_elements(op) + 1 if op.name != "loop" else self.max_operations + 1
+        too_many = self.max_operations + 1
+        if any(nested.regions for nested in _nested(op)):
+            return too_many
+        if op.name != "loop":
+            return self._open_elements(op) or too_many
+        count = self.inference.constant(op.operands[0])
+        return max(int(count.reshape(())), 1) if count is not None and count.size == 1 else too_many
 
-    def _growth(self, op: Operation, result_bytes: int) -> int:
-        """Bytes by which the file grows if `op` gives way to constants of `result_bytes`."""
-        freed = operation_bytes(op)
-        for value in dict.fromkeys(op.operand_values):
+    # ---- sizes ---------------------------------------------------------------------------------------------------
+
+    def _freed(self, cone: Sequence[Operation]) -> int:
+        """Bytes of what becomes unused when the first of `cone` (which is in reverse order) is replaced."""
+        dying = {cone[0]: None}
+        for step in cone[1:]:
+            if all(_owner(use.user, dying) is not None for result in step.results for use in result.uses):
+                dying[step] = None
+        freed = sum(map(operation_bytes, dying))
+        for value in dict.fromkeys(value for step in dying for value in _inputs(step)):
             data = self.inference.data(value)
-            if data is not None and all(use.user is op for use in value.uses):
+            if data is not None and all(_owner(use.user, dying) is not None for use in value.uses):
                 freed += constant_bytes(data)
-        return result_bytes - freed
+        return freed
 
     def _fits(self, growth: int) -> bool:
-        return growth <= 0 or (growth <= self.max_growth and growth <= self._room_left())
+        return growth <= 0 or growth <= min(self.max_growth, self._room_left())
 
     def _room_left(self) -> int:
-        """Bytes that the model may still grow by; unknown original sizes give `max_growth` for each constant."""
+        """Bytes that the model may still grow by; where its original size is not known, what each constant may."""
         if self._room is None:
             original = self.context.original_bytes
             self._room = original - written_bytes(self.module) if original else 1 << 62
@@ -236,8 +292,8 @@ class _Folding:
 
     # ---- replacing -----------------------------------------------------------------------------------------------
 
-    def _replace(self, op: Operation, results: Sequence[TensorData | None]) -> None:
-        growth = self._growth(op, sum(constant_bytes(data) for data in results if data is not None))
+    def _replace(self, op: Operation, results: Sequence[TensorData | None], cone: Sequence[Operation]) -> None:
+        growth = _total_bytes(results) - self._freed(cone)
         if self._room is not None:
             self._room -= growth
         with self.context.rewrite(self.module, "fold", op, "all it depends on is constant") as rewriter:
@@ -249,21 +305,37 @@ class _Folding:
                     continue
                 constant = builder.create(self.constant, (), {"value": data}, result_types=[data.type])
                 values.append(constant.result)
-            operands = self._inputs(op)
+            inputs = [value.producer for step in cone for value in _inputs(step)]
             rewriter.replace(op, values)
-            self._drop_unused(rewriter, operands)
+            for unused in (*cone[1:], *dict.fromkeys(inputs)):
+                if unused is not None and unused.parent is not None and not _is_used(unused):
+                    rewriter.erase(unused)
         self.folded += 1
 
-    def _drop_unused(self, rewriter: Rewriter, values: Sequence[Value]) -> None:
-        """Constants that only the folded operation used."""
-        for value in dict.fromkeys(values):
-            producer = value.producer
-            if producer is not None and producer.name == "const" and not value.use_count:
-                rewriter.erase(producer)
+
+def _is_used(op: Operation) -> bool:
+    return any(result.use_count for result in op.results)
+
+
+def _inputs(op: Operation) -> Sequence[Value]:
+    """The operands of `op`, and what its regions use from outside."""
+    return [*op.operand_values, *captures(op)] if op.regions else op.operand_values
+
+
+def _owner(user: Operation, ops: dict[Operation, Any]) -> Operation | None:
+    """The one of `ops` that is `user` or holds it in a region."""
+    current: Operation | None = user
+    while current is not None and current not in ops:
+        current = current.parent_op
+    return current
 
 
 def _nested(op: Operation) -> Iterator[Operation]:
     return (nested for region in op.regions.values() for nested in region.walk())
+
+
+def _total_bytes(results: Sequence[TensorData | None]) -> int:
+    return sum(constant_bytes(data) for data in results if data is not None)
 
 
 def _flops(op: Operation) -> int:

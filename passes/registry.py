@@ -20,14 +20,20 @@ BUILTIN: dict[str, str] = {
     "dce": "dce:DeadCode",
     "drop-expands": "drop_expands:DropExpands",
     "fold": "fold:FoldConstants",
+    "fold-batch-norm": "fold_batch_norm:FoldBatchNorm",
+    "fold-pads": "fold_pads:FoldPads",
+    "fold-scale-shift": "fold_scale_shift:FoldScaleShift",
     "infer-shapes": "infer_shapes:InferShapes",
     "inline-functions": "inline_functions:InlineFunctions",
+    "matmul-to-gemm": "matmul_to_gemm:MatMulToGemm",
     "merge-casts": "merge_casts:MergeCasts",
     "merge-reshapes": "merge_reshapes:MergeReshapes",
     "merge-slices": "merge_slices:MergeSlices",
     "no-ops": "no_ops:NoOps",
     "remove-identity": "remove_identity:RemoveIdentity",
+    "share-initializers": "share_initializers:ShareInitializers",
     "simplify-arithmetic": "simplify_arithmetic:SimplifyArithmetic",
+    "simplify-if": "simplify_if:SimplifyIf",
 }
 
 _registered: dict[str, type[Pass]] = {}
