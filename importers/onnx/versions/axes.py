@@ -15,12 +15,20 @@ _REDUCTIONS = (
 )  # fmt: skip
 
 
+@step_up(12, "Dropout")
+def _dropout_mask(node: Node, facts: Facts) -> None:
+    if node.output_count > 1:
+        node.legacy["mask"] = True
+
+
 @step_down(12, "Dropout")
 def _inference_dropout(node: Node, facts: Facts) -> None:
     """Dropout-12 that does not train ignores its ratio and seed; the older forms cannot ask for training.
 
     Registered before the general step, which could not write a ratio that is computed.
     """
+    if node.output_count > 1 and "mask" not in node.legacy:
+        raise CannotDowngrade("the mask of a Dropout that does not train is not defined before opset 12")
     training = node.input(2)
     if training is not None:
         value = constant(facts, training)
@@ -45,6 +53,8 @@ def _move_up(node: Node, facts: Facts, move: Moved) -> None:
         raise KeepOldForm
     written = node.attributes.pop(move.name, None)
     value = move.implied if written is None else written
+    if value is None and node.op_type == "Reshape":
+        raise KeepOldForm  # Reshape-1 without a shape is allowed, but means nothing
     if value is None:
         return
     data_type = tensor_type(facts, node.input(0))

@@ -113,7 +113,7 @@ def downgrade(node: Node, opset: int, facts: Facts) -> Node:
 
 
 def _walk_up(node: Node, start: int, stop: int, facts: Facts) -> None:
-    """From the form at opset `start` to that at `stop`. After a step that renames it, the new name's history goes on."""
+    """From the form at opset `start` to that at `stop`; once a step renamed it, through the new name's history."""
     reached = start
     while True:
         pending = [version for version in versions(node.op_type) if reached < version <= stop]

@@ -63,6 +63,7 @@ def _resize_ten_up(node: Node, facts: Facts) -> None:
         node.attributes["nearest_mode"] = rounding
     node.attributes["coordinate_transformation_mode"] = "asymmetric"
     node.inputs[1:] = [None, node.input(1)]
+    node.legacy["present"] = (1, 2)
     if 1 in node.from_attribute:
         node.from_attribute[2] = node.from_attribute.pop(1)
 
@@ -106,7 +107,7 @@ def _resize_ten_down(node: Node, facts: Facts) -> None:
 def _resize_eleven_up(node: Node, facts: Facts) -> None:
     """`tf_half_pixel_for_nn` is gone; for nearest elements another rounding of `half_pixel` gives the same."""
     # Resize-11 wants roi and scales present; many files leave them out all the same.
-    node.legacy["present"] = tuple(position for position in (1, 2) if node.input(position) is not None)
+    node.legacy.setdefault("present", tuple(position for position in (1, 2) if node.input(position) is not None))
     if node.has_reference("coordinate_transformation_mode"):
         raise KeepOldForm
     if node.attributes.get("coordinate_transformation_mode") != _TF_HALF_PIXEL:

@@ -27,13 +27,14 @@ def _softmax_up(node: Node, facts: Facts) -> None:
 
 @step_down(13, *_SOFTMAXES)
 def _softmax_down(node: Node, facts: Facts) -> None:
-    axis, dims = node.attributes.get("axis", -1), shape(facts, node.input(0))
     if node.has_reference("axis"):
         raise CannotDowngrade(f"{node.op_type} flattens its input at the axis before opset 13")
+    axis: int = node.attributes.get("axis", -1)
+    written: int = node.legacy.get("flat_axis", axis)
+    dims = shape(facts, node.input(0))
     wide = axis % len(dims) if dims else axis
-    written = node.legacy.get("flat_axis", axis)
     if axis != -1 or written != axis:
-        usable = [start for start in (written, axis) if only_axis(dims, int(start)) == wide]
+        usable = [start for start in (written, axis) if only_axis(dims, start) == wide]
         if not usable and axis != -1:
             raise CannotDowngrade(f"{node.op_type} over an axis that is not the last does not exist before opset 13")
         axis = usable[0] if usable else axis
@@ -138,8 +139,10 @@ def _scan_down(node: Node, facts: Facts) -> None:
 
 @step_up(2, "LpPool", "GlobalLpPool")
 def _lp_pool_up(node: Node, facts: Facts) -> None:
-    """`p` was a float; only whole numbers are left."""
+    """`p` was a float; only whole numbers are left. A window without a size, which LpPool-1 allowed, means nothing."""
     power = node.attributes.get("p", 2.0)
+    if node.op_type == "LpPool" and "kernel_shape" not in node.attributes:
+        raise KeepOldForm
     if node.has_reference("p") or power != int(power):
         raise KeepOldForm
     node.attributes["p"] = int(power)

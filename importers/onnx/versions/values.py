@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....graph.core import AttributeReference
-from .engine import step_down
+from .engine import step_down, step_up
 from .node import CannotDowngrade, Facts, Node, constant, shape, tensor_type
 
 # (operator, version that brought them) -> attribute, the values of before.
@@ -48,10 +48,15 @@ def _allow_zero_down(node: Node, facts: Facts) -> None:
     del node.attributes["allowzero"]
 
 
+@step_up(13, "QuantizeLinear", "DequantizeLinear")
+def _per_axis_up(node: Node, facts: Facts) -> None:
+    node.legacy["whole_tensor"] = True
+
+
 @step_down(13, "QuantizeLinear", "DequantizeLinear")
 def _per_axis_down(node: Node, facts: Facts) -> None:
     """Only whole tensors were quantized before opset 13; then the axis does not matter."""
     scale = shape(facts, node.input(1))
-    if scale is None or len(scale) > 0:
+    if "whole_tensor" not in node.legacy and scale != ():
         raise CannotDowngrade(f"{node.op_type} has one scale for the whole tensor before opset 13")
     node.attributes.pop("axis", None)
