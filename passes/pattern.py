@@ -179,15 +179,14 @@ class PatternBuilder:
 
     def const(
         self,
-        capture: AnyValue | str | None = None,
+        capture: PatternValue | str | None = None,
         predicate: Predicate | None = None,
         *,
         equal: float | None = None,
         tolerance: float = 0.0,
     ) -> ConstantValue:
         """A constant, optionally captured; `predicate` gets its array, `equal` compares every element."""
-        name = capture.name if isinstance(capture, AnyValue) else capture
-        return ConstantValue(name, predicate, equal, tolerance)
+        return ConstantValue(_capture_name(capture), predicate, equal, tolerance)
 
     def attr(self, name: str, predicate: Predicate | None = None) -> AttributeCapture:
         return AttributeCapture(name, predicate)
@@ -195,8 +194,8 @@ class PatternBuilder:
     def optional(self, inner: PatternLike) -> OptionalValue:
         return OptionalValue(as_pattern(inner))
 
-    def variadic(self, name: str | AnyValue | None = None) -> VariadicValue:
-        return VariadicValue(name.name if isinstance(name, AnyValue) else name)
+    def variadic(self, capture: PatternValue | str | None = None) -> VariadicValue:
+        return VariadicValue(_capture_name(capture))
 
     def either(self, *alternatives: PatternLike) -> EitherValue:
         if len(alternatives) < 2:
@@ -236,6 +235,14 @@ class PatternBuilder:
             return self.op(name.rstrip("_"), *operands, outputs=outputs, **attributes)
 
         return call
+
+
+def _capture_name(capture: PatternValue | str | None) -> str | None:
+    if isinstance(capture, str) or capture is None:
+        return capture
+    if isinstance(capture, AnyValue):
+        return capture.name
+    raise UsageError("rule/pattern", "only a parameter of match, or a name, can be captured")
 
 
 def _producers_of(pattern: ResultValue | ConstantValue) -> frozenset[OpDefinition]:

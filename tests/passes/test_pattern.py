@@ -338,6 +338,7 @@ def test_reasons_of_when_are_kept() -> None:
         (lambda self, p, shape: p.neg(shape), "cannot be called 'shape'"),
         (lambda self, p, a: p.neg("x"), "cannot be an operand"),
         (lambda self, p, a: p.either(p.neg(a)), "at least two alternatives"),
+        (lambda self, p, a: p.mul(a, p.const(p.neg(a))), "only a parameter of match, or a name, can be captured"),
     ],
 )
 def test_mistakes_in_patterns_are_errors(match: Callable[..., Any], message: str) -> None:
