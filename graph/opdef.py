@@ -144,16 +144,16 @@ class OpDefinition:
         spec = self.attribute_specs.get(name)
         return fallback if spec is None or spec.default is None else spec.default
 
-    @property
+    @cached_property
     def is_terminator(self) -> bool:
         return Trait.TERMINATOR in self.traits
 
-    @property
+    @cached_property
     def is_known(self) -> bool:
         """False for an operator that is only carried through, such as one of an unknown domain."""
         return self.inputs is not None or self.schema is not None
 
-    @property
+    @cached_property
     def is_pure(self) -> bool:
         """Whether unused or repeated executions can be dropped (regions are judged separately)."""
         return self.is_known and not self.traits & {Trait.RANDOM, Trait.EFFECT, Trait.TERMINATOR}

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..graph import opdef
+
 if TYPE_CHECKING:
     from ..graph.diagnostics import Diagnostic
     from ..graph.module import Module
@@ -60,4 +62,5 @@ class PipelineReport:
 
 def count_operations(module: Module) -> int:
     """Operations without constants and terminators; those in subgraphs and function bodies count."""
-    return sum(1 for op in module.walk() if op.name != "const" and not op.is_terminator)
+    constant = opdef.lookup("", "Constant")
+    return sum(1 for op in module.walk() if op.definition is not constant and not op.definition.is_terminator)
