@@ -1,4 +1,5 @@
-"""ONNX's own node tests: every one is loaded, printed, parsed again and run by the reference backend.
+"""ONNX's own node tests: every one is loaded, printed, parsed again and run by the reference backend; once as it is,
+and once after optimizing.
 
 One test per operator; a failure names the cases. The outputs must agree in value (the tolerance is the case's own),
 shape and dtype, and nothing computed on the way may contradict the types that the module declares for it.
@@ -31,10 +32,10 @@ ALLOWED: dict[str, str] = {}
 # Operators that ONNX has no node test for.
 UNTESTED = {
     "CastMap", "CategoryMapper", "ConcatFromSequence", "DictVectorizer", "FeatureVectorizer", "GlobalLpPool",
-    "Gradient", "Imputer", "LinearClassifier", "LinearRegressor", "MaxRoiPool", "Multinomial", "Normalizer", "OneHotEncoder",
-    "Optional", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "SVMClassifier",
-    "SVMRegressor", "Scaler", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceLength",
-    "TreeEnsembleClassifier", "TreeEnsembleRegressor", "ZipMap",
+    "Gradient", "Imputer", "LinearClassifier", "LinearRegressor", "MaxRoiPool", "Multinomial", "Normalizer",
+    "OneHotEncoder", "Optional", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+    "SVMClassifier", "SVMRegressor", "Scaler", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase",
+    "SequenceLength", "TreeEnsembleClassifier", "TreeEnsembleRegressor", "ZipMap",
 }  # fmt: skip
 OPERATORS = sorted({schema.name for schema in onnx.defs.get_all_schemas()} - UNTESTED)
 
@@ -61,8 +62,10 @@ def no_onnx_evaluator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReferenceEvaluator, "run", refuse)
 
 
-def run(case: Any, inputs: Sequence[Any]) -> list[Any]:
+def run(case: Any, inputs: Sequence[Any], optimized: bool = False) -> list[Any]:
     module = tilewright.load(case.model)
+    if optimized:
+        tilewright.optimize(module, level=2)
     executable = compile_module(tilewright.parse(str(module), weights=module))
     with warnings.catch_warnings():
         warnings.simplefilter("error", ModelWarning)
@@ -70,9 +73,9 @@ def run(case: Any, inputs: Sequence[Any]) -> list[Any]:
     return list(results) if len(executable.outputs) > 1 else [results]
 
 
-def check(case: Any) -> None:
+def check(case: Any, optimized: bool) -> None:
     for inputs, outputs in case.data_sets:
-        results = run(case, inputs)
+        results = run(case, inputs, optimized)
         assert len(results) == len(outputs)
         for result, expected in zip(results, outputs, strict=True):
             compare(case, result, expected)
@@ -103,14 +106,15 @@ def compare(case: Any, result: Any, expected: Any) -> None:
         np.testing.assert_allclose(result.astype(wide), wanted.astype(wide), rtol=case.rtol, atol=case.atol)
 
 
+@pytest.mark.parametrize("optimized", [False, True], ids=["as it is", "optimized"])
 @pytest.mark.parametrize("op_type", OPERATORS)
-def test_node(op_type: str) -> None:
+def test_node(op_type: str, optimized: bool) -> None:
     failures = {}
     for case in cases_by_operator()[op_type]:
         if case.name in RANDOM:
             continue
         try:
-            check(case)
+            check(case, optimized)
         except Exception as error:
             failures[case.name] = " ".join(str(error).split())[:400] or type(error).__name__
     unexpected = {name: reason for name, reason in failures.items() if name not in ALLOWED}
