@@ -29,6 +29,7 @@ BUILTIN: dict[str, str] = {
     "merge-casts": "merge_casts:MergeCasts",
     "merge-reshapes": "merge_reshapes:MergeReshapes",
     "merge-slices": "merge_slices:MergeSlices",
+    "merge-squeezes": "merge_squeezes:MergeSqueezes",
     "no-ops": "no_ops:NoOps",
     "remove-identity": "remove_identity:RemoveIdentity",
     "share-initializers": "share_initializers:ShareInitializers",

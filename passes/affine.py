@@ -1,0 +1,153 @@
+"""Linear operators with constant weights (Conv, ConvTranspose, Gemm, MatMul) as one form that passes fold into.
+
+A *linear* operation here is y = W x + bias, per output channel, with a constant W. `Linear` reads one, scales its
+output or input channels, shifts its output, and builds the changed operation. Arithmetic on weights is done in
+float64 and rounded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..graph.builder import OpBuilder
+from ..graph.core import Operation, Value
+from ..graph.dtypes import DType
+from ..graph.types import TensorType
+from .rules import Match, Mismatch
+
+LINEAR = ("conv", "conv_transpose", "gemm", "matmul")
+
+
+@dataclass
+class Linear:
+    """One linear operation: `weight` and `bias` in float64, with the axes of `weight` that hold channels.
+
+    `channels` is the number of output channels, `groups` that of a convolution. `channel_axis` is the axis of the
+    result that holds them, counted from the front.
+    """
+
+    op: Operation
+    dtype: DType
+    weight: np.ndarray
+    bias: np.ndarray
+    channels: int
+    groups: int
+    channel_axis: int
+
+    @property
+    def is_convolution(self) -> bool:
+        return self.op.name in ("conv", "conv_transpose")
+
+    def scale_outputs(self, scale: np.ndarray) -> None:
+        """Multiply output channel c by scale[c]."""
+        self.weight = self.weight * self._along_outputs(scale)
+        self.bias = self.bias * scale
+
+    def shift_outputs(self, shift: np.ndarray) -> None:
+        """Add shift[c] to output channel c."""
+        self.bias = self.bias + shift
+
+    def transform_inputs(self, scale: np.ndarray, shift: np.ndarray) -> None:
+        """Apply x[c] -> scale[c] * x[c] + shift[c] to the input channels first (Conv and Gemm, without padding)."""
+        if self.op.name == "conv":
+            per_group = self.weight.shape[1]
+            filters = self.weight.reshape(self.groups, -1, *self.weight.shape[1:])
+            lined_up = (self.groups, 1, per_group) + (1,) * (self.weight.ndim - 2)
+            moved = (filters * shift.reshape(lined_up)).reshape(self.channels, -1).sum(axis=1)
+            self.weight = (filters * scale.reshape(lined_up)).reshape(self.weight.shape)
+        else:
+            columns = self.weight.T if self.op.attr("transB", 0) else self.weight
+            moved = shift @ columns * float(self.op.attr("alpha", 1.0))
+            scaled = columns * scale[:, None]
+            self.weight = scaled.T if self.op.attr("transB", 0) else scaled
+        self.bias = self.bias + moved
+
+    def build(self, b: OpBuilder) -> Value:
+        """The changed operation."""
+        op = self.op
+        x = op.operands[0]
+        weight = b.const(self.weight.astype(self.dtype.numpy), self.dtype)
+        bias = b.const(self.bias.astype(self.dtype.numpy), self.dtype)
+        if op.name == "matmul":
+            return b.create("gemm", [x, weight, bias]).result
+        attributes = {name: value for name, value in op.attributes.items() if name != "beta"}
+        return b.create(op.definition, [x, weight, bias], attributes).result
+
+    def _along_outputs(self, scale: np.ndarray) -> np.ndarray:
+        """`scale` shaped so that it multiplies the output channels of `weight`."""
+        if self.op.name == "conv":
+            return scale.reshape((-1,) + (1,) * (self.weight.ndim - 1))
+        if self.op.name == "conv_transpose":
+            # [C_in, C_out / groups, ...]: input channel i belongs to group i // (C_in / groups).
+            grouped = np.repeat(scale.reshape(self.groups, -1), self.weight.shape[0] // self.groups, axis=0)
+            return grouped.reshape(grouped.shape + (1,) * (self.weight.ndim - 2))
+        return scale[:, None] if self.op.attr("transB", 0) else scale
+
+
+def read_linear(m: Match, op: Operation) -> Linear | Mismatch:
+    """The linear operation `op`, or why it is none that can be folded into.
+
+    Its weight must be a constant that nobody else uses, since a changed copy would make the model larger.
+    """
+    weight_value = op.operands[1]
+    data = m.data(weight_value)
+    result = op.results[0].type
+    if data is None or weight_value is None:
+        return m.fail("the weight is not a constant", op)
+    if weight_value.use_count != 1:
+        return m.fail("the weight has other users", weight_value)
+    if not data.dtype.is_float:
+        return m.fail(f"the weight is {data.dtype}, not floating point", weight_value)
+    if not isinstance(result, TensorType) or result.rank is None:
+        return m.fail("the rank is not known", op)
+    if op.name == "matmul" and not (result.rank == 2 and len(data.shape) == 2):
+        return m.fail("only a product of two matrices can take a bias", op)
+    weight = data.numpy().astype(np.float64)
+    groups = int(op.attr("group", 1))
+    channels = _channels(op, data.shape, groups)
+    bias = _bias(m, op, channels)
+    if isinstance(bias, Mismatch):
+        return bias
+    return Linear(op, data.dtype, weight, bias, channels, groups, 1)
+
+
+def _channels(op: Operation, shape: tuple[int, ...], groups: int) -> int:
+    if op.name == "conv":
+        return shape[0]
+    if op.name == "conv_transpose":
+        return shape[1] * groups
+    return shape[0] if op.attr("transB", 0) else shape[1]
+
+
+def _bias(m: Match, op: Operation, channels: int) -> np.ndarray | Mismatch:
+    value = op.input(2) if op.name != "matmul" else None
+    if value is None:
+        return np.zeros(channels)
+    data = m.data(value)
+    if data is None:
+        return m.fail("the bias is not a constant", value)
+    bias = data.numpy().astype(np.float64)
+    if op.name == "gemm":
+        if bias.ndim == 2 and bias.shape[0] != 1:
+            return m.fail("the bias differs from row to row", value)
+        bias = np.broadcast_to(bias.reshape(-1), (channels,)) * float(op.attr("beta", 1.0))
+    return bias
+
+
+def per_channel(m: Match, value: Value, linear: Linear) -> np.ndarray | Mismatch:
+    """A constant that runs along the channels of the linear result, or is one number, as [channels] in float64."""
+    array = m.constant(value)
+    result = linear.op.results[0].type
+    if array is None or not isinstance(result, TensorType) or result.rank is None:
+        return m.fail("the other operand is not a constant", value)
+    if array.ndim > result.rank:
+        return m.fail("the constant has more dims than the result", value)
+    shape = (1,) * (result.rank - array.ndim) + array.shape
+    wide = [axis for axis, size in enumerate(shape) if size != 1]
+    if wide not in ([], [linear.channel_axis]):
+        return m.fail("the constant varies along an axis other than the channels", value)
+    if wide and shape[linear.channel_axis] != linear.channels:
+        return m.fail("the constant widens the channels", value)
+    return np.broadcast_to(array.reshape(-1).astype(np.float64), (linear.channels,))
