@@ -13,7 +13,7 @@ from . import dtypes, types
 from .core import AttributeReference, AttributeValue
 from .data import ArrayData, SparseData, TensorData, from_raw
 from .diagnostics import ModelError
-from .dims import Dim, FreshSymbols, is_symbol, label_of
+from .dims import Dim, FreshSymbols, is_symbol, label_of, symbol
 from .types import Type
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------
@@ -93,9 +93,22 @@ def _check_size(proto: TensorProto, wanted: int, found: int, unit: str) -> None:
         )
 
 
-def sparse_data(proto: onnx.SparseTensorProto) -> SparseData:
+def sparse_data(proto: onnx.SparseTensorProto, tensor: Callable[[TensorProto], TensorData] = tensor_data) -> SparseData:
     """The sparse constant `proto`. Raises ModelError if its parts do not fit together."""
-    return SparseData(tensor_data(proto.values), tensor_data(proto.indices), tuple(proto.dims))
+    values, indices, shape = tensor(proto.values), tensor(proto.indices), tuple(proto.dims)
+    name, count = proto.values.name, values.elements
+    if any(dim < 0 for dim in shape):
+        raise ModelError("onnx/negative-dim", f"sparse tensor {name!r} has a negative dimension: {list(shape)}")
+    if indices.dtype is not dtypes.i64 or indices.shape not in ((count,), (count, len(shape))):
+        raise ModelError(
+            "onnx/sparse-indices",
+            f"sparse tensor {name!r} of shape {list(shape)} has {count} values and indices {indices.type}",
+        )
+    limits = np.array(shape if indices.shape == (count, len(shape)) and len(indices.shape) == 2 else _elements(shape))
+    positions = indices.numpy()
+    if positions.size and (positions.min() < 0 or (positions >= limits).any()):
+        raise ModelError("onnx/sparse-indices", f"sparse tensor {name!r} has an index outside of {list(shape)}")
+    return SparseData(values, indices, shape)
 
 
 def tensor_proto(data: TensorData, name: str = "") -> TensorProto:
@@ -189,10 +202,19 @@ _SCALARS = {AttributeProto.FLOAT: "f", AttributeProto.INT: "i"}
 _LISTS = {AttributeProto.FLOATS: "floats", AttributeProto.INTS: "ints"}
 
 
-def attribute_value(proto: AttributeProto, tensor: Callable[[TensorProto], TensorData] = tensor_data) -> AttributeValue:
-    """The Python value of an attribute that is not a graph. `tensor` reads tensors (the importer maps them lazily).
+def _type_by_name(proto: TypeProto) -> Type:
+    return type_from_proto(proto, symbol, FreshSymbols())
 
-    Strings are str, or bytes where they are not UTF-8; lists are tuples. Type attributes keep their symbols by name.
+
+def attribute_value(
+    proto: AttributeProto,
+    tensor: Callable[[TensorProto], TensorData] = tensor_data,
+    type_of: Callable[[TypeProto], Type] = _type_by_name,
+) -> AttributeValue:
+    """The Python value of an attribute that is not a graph. Strings are str, or bytes where they are not UTF-8; lists
+    are tuples.
+
+    `tensor` reads tensors (the importer maps them lazily), `type_of` types (alone, equal dim names are equal dims).
     """
     kind = proto.type
     if proto.ref_attr_name:
@@ -210,13 +232,13 @@ def attribute_value(proto: AttributeProto, tensor: Callable[[TensorProto], Tenso
     if kind == AttributeProto.TENSORS:
         return tuple(tensor(item) for item in proto.tensors)
     if kind == AttributeProto.SPARSE_TENSOR:
-        return SparseData(
-            tensor(proto.sparse_tensor.values), tensor(proto.sparse_tensor.indices), tuple(proto.sparse_tensor.dims)
-        )
+        return sparse_data(proto.sparse_tensor, tensor)
+    if kind == AttributeProto.SPARSE_TENSORS:
+        return tuple(sparse_data(item, tensor) for item in proto.sparse_tensors)
     if kind == AttributeProto.TYPE_PROTO:
-        from .dims import symbol
-
-        return type_from_proto(proto.tp, symbol, FreshSymbols())
+        return type_of(proto.tp)
+    if kind == AttributeProto.TYPE_PROTOS:
+        return tuple(map(type_of, proto.type_protos))
     raise ModelError(
         "onnx/attribute-kind",
         f"attribute {proto.name!r} has type {AttributeProto.AttributeType.Name(kind)}, which is not supported here",
@@ -255,8 +277,12 @@ def attribute_proto(name: str, value: AttributeValue, kind: str | None = None) -
         proto.tensors.extend(map(tensor_proto, value))
     elif kind == "sparse_tensor":
         proto.sparse_tensor.CopyFrom(sparse_proto(value))
+    elif kind == "sparse_tensors":
+        proto.sparse_tensors.extend(map(sparse_proto, value))
     elif kind == "type_proto":
         proto.tp.CopyFrom(type_proto(value))
+    elif kind == "type_protos":
+        proto.type_protos.extend(map(type_proto, value))
     else:
         raise TypeError(f"attribute {name!r}: {kind} is not written here")
     return proto

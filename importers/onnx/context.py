@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from onnx import TypeProto
+
 from ...graph import types
 from ...graph.core import Value
 from ...graph.diagnostics import Diagnostic, DiagnosticLog, TilewrightError
 from ...graph.dims import FreshSymbols
 from ...graph.location import Location
+from ...graph.onnx_values import type_from_proto
 from ...graph.types import Type
 from .read_tensors import MAX_ELEMENTS, TensorReader
 
@@ -59,6 +62,10 @@ class ReadContext:
             self.log.diagnostics.append(
                 Diagnostic(found.code, found.message, where, found.notes, severity, found.excerpt)
             )
+
+    def type_of(self, proto: TypeProto) -> Type:
+        """The type in an attribute; as everywhere, each occurrence of a dim name has a symbol of its own."""
+        return type_from_proto(proto, self.symbols.distinct, self.symbols)
 
     def check_shape(self, type: Type, what: str, location: Location | None) -> None:
         """Log an error for a tensor type with more elements than can exist."""

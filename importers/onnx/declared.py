@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from onnx import StringStringEntryProto, TypeProto, ValueInfoProto
+from onnx import AttributeProto, StringStringEntryProto, TypeProto, ValueInfoProto
 
 from ...graph import types
-from ...graph.core import Block, Metadata, Value
+from ...graph.core import AttributeValue, Block, Metadata, Value
 from ...graph.dims import FreshSymbols, is_symbol
 from ...graph.onnx_values import type_from_proto, type_proto
 from ...graph.types import Type
@@ -93,6 +93,26 @@ def _keep_original(proto: TypeProto, original: TypeProto, type: Type) -> None:
                 new.CopyFrom(old)
             elif old.denotation:
                 new.denotation = old.denotation
+
+
+def declared_types(attribute: AttributeProto, value: AttributeValue) -> tuple[bytes, ...]:
+    """The encoded types of a type attribute if they say more than `value`, the types made of them; else nothing."""
+    protos = list(attribute.type_protos) if attribute.type == AttributeProto.TYPE_PROTOS else [attribute.tp]
+    values = value if isinstance(value, tuple) else (value,)
+    if all(type_proto(type) == proto for type, proto in zip(values, protos, strict=True)):
+        return ()
+    return tuple(proto.SerializeToString(deterministic=True) for proto in protos)
+
+
+def keep_declared(attribute: AttributeProto, value: AttributeValue, declared: tuple[bytes, ...]) -> None:
+    """Bring back into a type attribute what only the file's own declarations say."""
+    protos = list(attribute.type_protos) if attribute.type == AttributeProto.TYPE_PROTOS else [attribute.tp]
+    values = value if isinstance(value, tuple) else (value,)
+    for proto, type, original in zip(protos, values, declared, strict=True):
+        if type is types.UNKNOWN:
+            proto.ParseFromString(original)
+        else:
+            _keep_original(proto, TypeProto.FromString(original), type)
 
 
 class Declarations:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
-from onnx import FunctionProto, ModelProto, OperatorSetIdProto
+from onnx import AttributeProto, FunctionProto, ModelProto, OperatorSetIdProto
 
 from ...graph.core import Block
 from ...graph.data import MappedFile
@@ -23,6 +23,7 @@ from .context import ReadContext
 from .declared import properties
 from .external import ExternalFiles
 from .read_graph import BodyReader
+from .read_node import attribute_info
 from .read_tensors import TensorReader
 from .residual import Modelled, has_unknown_fields
 
@@ -188,9 +189,14 @@ def _read_function(proto: FunctionProto, context: ReadContext) -> Function:
         function.attributes[name] = Function.REQUIRED
     for attribute in proto.attribute_proto:
         try:
-            function.attributes[attribute.name] = attribute_value(attribute, context.tensors.tensor)
+            value = attribute_value(attribute, context.tensors.tensor, context.type_of)
         except ModelError as error:
             context.report(error)
+            continue
+        function.attributes[attribute.name] = value
+        info = attribute_info(attribute, AttributeProto.AttributeType.Name(attribute.type).lower(), value)
+        if info:
+            function.metadata.setdefault("attribute_info", {})[attribute.name] = info
     if proto.doc_string:
         function.metadata["doc_string"] = proto.doc_string
     if proto.metadata_props:

@@ -25,7 +25,7 @@ from . import versions
 from .check import SchemaChecker, Signature
 from .constants import node_constant
 from .context import ReadContext, Scope
-from .declared import Declarations, properties
+from .declared import Declarations, declared_types, properties
 from .read_tensors import tensor_facts
 from .region_types import argument_types
 from .residual import Modelled
@@ -221,11 +221,11 @@ class NodeReader:
                 graphs.append(attribute)
                 continue
             try:
-                attributes[name] = value = attribute_value(attribute, self.context.tensors.tensor)
+                attributes[name] = value = attribute_value(attribute, self.context.tensors.tensor, self.context.type_of)
             except ModelError as error:
                 self.context.report(error, location)
                 continue
-            info = _attribute_info(attribute, kind, value)
+            info = attribute_info(attribute, kind, value)
             if info:
                 infos[name] = info
         for attribute in graphs:
@@ -302,7 +302,7 @@ def _is_set(attribute: AttributeProto, field: str) -> bool:
     return len(value) > 0 if hasattr(value, "extend") else attribute.HasField(field)
 
 
-def _attribute_info(attribute: AttributeProto, kind: str, value: AttributeValue) -> Metadata:
+def attribute_info(attribute: AttributeProto, kind: str, value: AttributeValue) -> Metadata:
     """What an attribute says besides its value, and its kind where the value does not tell."""
     info: Metadata = {}
     if attribute.doc_string:
@@ -311,6 +311,10 @@ def _attribute_info(attribute: AttributeProto, kind: str, value: AttributeValue)
         facts = tensor_facts(attribute.t, named=True)
         if facts:
             info["tensor"] = facts
+    if kind in ("type_proto", "type_protos") and not isinstance(value, AttributeReference):
+        declared = declared_types(attribute, value)
+        if declared:
+            info["declarations"] = declared
     if not isinstance(value, AttributeReference) and attribute_kind(value) != kind:
         info["kind"] = kind
     return info

@@ -12,7 +12,7 @@ from ...graph import dtypes
 from ...graph.core import Metadata
 from ...graph.data import ArrayData, MappedData, MappedFile, SparseData, TensorData, from_raw
 from ...graph.diagnostics import ModelError
-from ...graph.onnx_values import tensor_data
+from ...graph.onnx_values import sparse_data, tensor_data
 from .external import ExternalFiles
 from .residual import Modelled
 from .wire import MARKER_BYTES, Buffer, Payload, marker_of
@@ -79,7 +79,7 @@ class TensorReader:
             raise
 
     def sparse(self, proto: SparseTensorProto) -> SparseData:
-        return SparseData(self.tensor(proto.values), self.tensor(proto.indices), tuple(proto.dims))
+        return sparse_data(proto, self.tensor)
 
     def filled(self, encoded: bytes, kind: type[Message]) -> bytes:
         """An encoded message in which tensors hold their content again, instead of a marker for what was cut out."""

@@ -14,7 +14,6 @@ from ...graph import dtypes
 from ...graph.data import TensorData
 from ...graph.diagnostics import DiagnosticLog, ExportError, UsageError
 from ...graph.module import Function, Module
-from ...graph.onnx_values import attribute_proto
 from .check import newest_opsets
 from .read import SCALAR_FACTS
 from .stream import WrittenModel, write_bytes, write_model
@@ -198,7 +197,7 @@ def _function(context: WriteContext, function: Function, opset: int | None) -> F
         if value is Function.REQUIRED:
             proto.attribute.append(name)
         else:
-            proto.attribute_proto.append(attribute_proto(name, value, infos.get(name, {}).get("kind")))
+            proto.attribute_proto.append(writer.attribute(name, value, infos.get(name, {})))
     if "doc_string" in function.metadata:
         proto.doc_string = function.metadata["doc_string"]
     _add_opsets(proto.opset_import, _complete(opsets, writer.used_domains), function.metadata)

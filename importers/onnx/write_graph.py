@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from onnx import FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
 
-from ...graph.core import Block, Metadata, Operation, Value
+from ...graph.core import AttributeValue, Block, Metadata, Operation, Value
 from ...graph.data import SparseData, TensorData
 from ...graph.diagnostics import DiagnosticLog
 from ...graph.dims import FreshSymbols
@@ -99,6 +99,10 @@ class BodyWriter:
         proto.node.extend(self._final_nodes(graph))
         graph.defined[:0] = block.arguments
         proto.value_info.extend(self._value_info(block, graph))
+
+    def attribute(self, name: str, value: AttributeValue, info: Metadata) -> AttributeProto:
+        """An attribute that is not one of a standard node."""
+        return self._nodes.attribute(name, value, None, info)
 
     def subgraph(self, block: Block, outer: OpenGraph, name: str) -> GraphProto:
         """The graph of a region."""

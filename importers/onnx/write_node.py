@@ -16,6 +16,7 @@ from ...graph.onnx_values import attribute_kind, attribute_proto
 from . import versions
 from .check import constant_may_be, kinds_of
 from .constants import spelled
+from .declared import keep_declared
 from .read_node import Facts
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class NodeWriter:
         proto = self._message(op, "", "Constant")
         proto.output.append(self.names.define(op.result, graph.scope))
         info = op.metadata.get("attribute_info", {}).get(name, {})
-        proto.attribute.append(self._attribute(name, value, kinds.get(name), info))
+        proto.attribute.append(self.attribute(name, value, kinds.get(name), info))
         self.bodies.used_domains[""] = None
         return proto
 
@@ -97,7 +98,7 @@ class NodeWriter:
         infos = op.metadata.get("attribute_info", {})
         kinds = self._kinds(op, node)
         for name, value in node.attributes.items():
-            proto.attribute.append(self._attribute(name, value, kinds.get(name), infos.get(name, {})))
+            proto.attribute.append(self.attribute(name, value, kinds.get(name), infos.get(name, {})))
         for attribute in self._graphs(op, infos, graph):
             proto.attribute.append(attribute)
         for result in op.results:
@@ -133,7 +134,7 @@ class NodeWriter:
             return kinds
         return {name: spec.kind for name, spec in op.definition.attribute_specs.items() if spec.kind != "any"}
 
-    def _attribute(self, name: str, value: AttributeValue, kind: str | None, info: Metadata) -> AttributeProto:
+    def attribute(self, name: str, value: AttributeValue, kind: str | None, info: Metadata) -> AttributeProto:
         kind = info.get("kind") or kind or attribute_kind(value)
         proto = AttributeProto(name=name, type=kind.upper())
         tensors = self.context.tensors
@@ -145,8 +146,12 @@ class NodeWriter:
             proto.tensors.extend(tensors.tensor(item) for item in value)
         elif kind == "sparse_tensor" and isinstance(value, SparseData):
             proto.sparse_tensor.CopyFrom(tensors.sparse(value))
+        elif kind == "sparse_tensors":
+            proto.sparse_tensors.extend(tensors.sparse(item) for item in value)
         else:
             proto = attribute_proto(name, value, kind)
+            if "declarations" in info:
+                keep_declared(proto, value, info["declarations"])
         if "doc_string" in info:
             proto.doc_string = info["doc_string"]
         return proto
