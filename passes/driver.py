@@ -23,8 +23,8 @@ from ..graph.rewriter import RewriteListener, Rewriter
 from .base import is_allowed
 from .context import PassContext, Recorder
 from .dce import is_trivially_dead
-from .fingerprint import fingerprint
-from .matcher import CompiledRule, root_definitions
+from .fingerprint import fingerprint, local_fingerprint
+from .matcher import CompiledRule, rules_by_root
 from .replacement import agrees, inferred_again, known_symbols, more_precise
 from .rules import AnyRule, Match, Mismatch, OpRule, Rule, Session
 
@@ -66,9 +66,8 @@ class Driver(RewriteListener):
 
     def __init__(self, module: Module, rules: Sequence[CompiledRule], context: PassContext) -> None:
         self.module, self.context = module, context
-        self.index: dict[OpDefinition, list[CompiledRule]] = root_definitions(rules)
+        self.index: dict[OpDefinition, list[CompiledRule]] = rules_by_root(rules)
         self.for_any = [compiled for compiled in rules if compiled.any_root]
-        self.order = {id(compiled): position for position, compiled in enumerate(rules)}
         self.depth = max((compiled.depth for compiled in rules), default=1)
         self.session = Session(context, lambda: InferenceContext(module.symbols))
         self.rewriter: Rewriter = context.rewriter(module, listeners=[self])
@@ -98,10 +97,10 @@ class Driver(RewriteListener):
         return self.changed
 
     def _candidates(self, op: Operation) -> list[CompiledRule]:
-        indexed = self.index.get(op.definition, [])
-        if not self.for_any:
-            return indexed
-        return sorted((*indexed, *self.for_any), key=lambda compiled: self.order[id(compiled)])
+        found = self.index.get(op.definition)
+        if found is None:
+            found = self.index[op.definition] = self.for_any
+        return found
 
     def _visit(self, op: Operation) -> bool:
         for compiled in self._candidates(op):
@@ -117,11 +116,11 @@ class Driver(RewriteListener):
         try:
             if not self.context.debug:
                 return compiled.match(op, self.session)
-            before = fingerprint(self.module)
+            before = local_fingerprint(op)
             match = compiled.match(op, self.session)
         except Exception as error:
             raise self._noted(error, compiled.rule, op) from None
-        if fingerprint(self.module) != before:
+        if local_fingerprint(op) != before:
             raise PassError(
                 "rule/changed-in-when", f"the rule {compiled.rule.name} changed the graph before `build`", op.location
             )

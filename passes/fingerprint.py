@@ -1,12 +1,15 @@
-"""A hash of everything a pass can change, to catch rules that lie about changing it. Valid within one process."""
+"""Hashes of what passes can change, to catch rules and passes that lie about changing it. Valid within one process."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..graph.core import Block
+    from ..graph.core import Block, Operation
     from ..graph.module import Module
+
+# How far around an operation `local_fingerprint` looks, and at how many operations at most.
+_DEPTH, _MOST = 4, 64
 
 
 def fingerprint(module: Module) -> int:
@@ -16,13 +19,31 @@ def fingerprint(module: Module) -> int:
         parts.append(str(function.key))
         parts.extend(_block_parts(function.block))
         for op in function.walk():
-            parts.append((id(op), id(op.definition), tuple(id(operand) for operand in op.operands)))
-            parts.extend((name, _attribute_key(value)) for name, value in op.attributes.items())
-            parts.extend((id(result), id(result.type)) for result in op.results)
+            parts.extend(_operation_parts(op))
             for name, region in op.regions.items():
                 parts.append(name)
                 parts.extend(_block_parts(region.block))
     return hash(tuple(parts))
+
+
+def local_fingerprint(op: Operation) -> int:
+    """The same for an operation, its users, and what makes its operands, a few steps up."""
+    near = dict.fromkeys((op, *(user for result in op.results for user in result.users)))
+    level = [op]
+    for _ in range(_DEPTH):
+        level = [value.producer for each in level for value in each.operand_values if value.producer is not None]
+        near.update(dict.fromkeys(level[:_MOST]))
+        if len(near) > _MOST:
+            break
+    return hash(tuple(part for each in near for part in (id(each.parent), *_operation_parts(each))))
+
+
+def _operation_parts(op: Operation) -> list[object]:
+    return [
+        (id(op), id(op.definition), tuple(id(operand) for operand in op.operands)),
+        *((name, _attribute_key(value)) for name, value in op.attributes.items()),
+        *((id(result), id(result.type)) for result in op.results),
+    ]
 
 
 def _block_parts(block: Block) -> list[object]:

@@ -8,7 +8,7 @@ the most matched operations: the nearest miss.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -427,10 +427,7 @@ class _Order:
         return self.op is not other.op and self.op.is_before(other.op)
 
 
-def root_definitions(rules: Iterable[CompiledRule]) -> dict[OpDefinition, list[CompiledRule]]:
-    """Rules by the definition of their root, in the given order."""
-    index: dict[OpDefinition, list[CompiledRule]] = {}
-    for compiled in rules:
-        for definition in sorted(compiled.definitions, key=lambda d: d.name):
-            index.setdefault(definition, []).append(compiled)
-    return index
+def rules_by_root(rules: Sequence[CompiledRule]) -> dict[OpDefinition, list[CompiledRule]]:
+    """The rules that may be rooted at each definition, in the given order; rules for any root are among them."""
+    definitions = dict.fromkeys(d for rule in rules for d in sorted(rule.definitions, key=lambda d: d.name))
+    return {d: [rule for rule in rules if rule.any_root or d in rule.definitions] for d in definitions}
