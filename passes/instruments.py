@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
@@ -10,12 +11,10 @@ from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
 from .fingerprint import fingerprint
 
 if TYPE_CHECKING:
-    from collections import Counter
-
     from ..graph.module import Module
     from .base import Pass
     from .context import PassContext
-    from .report import PassRow, PipelineReport
+    from .report import PipelineReport
 
 PrintWhen: TypeAlias = Literal["before", "after", "on-change"]
 
@@ -91,20 +90,27 @@ class CheckChanged(Instrument):
 
 
 def timing_tree(report: PipelineReport) -> str:
-    """Where the time went: one line per pass in the order of their first run, with the time of its rules below."""
-    totals: dict[str, list[PassRow]] = {}
+    """Where the time went: one line per pass or repeat, in the order of their first run, with how often it ran."""
+    seconds: dict[tuple[str, ...], float] = {(): report.seconds}
+    times: Counter[tuple[str, ...]] = Counter()
     for row in report.rows:
-        totals.setdefault(row.text, []).append(row)
-    lines = [f"{report.seconds * 1e3:9.2f} ms  100.0%  pipeline"]
-    for text, rows in totals.items():
-        seconds = sum(row.seconds for row in rows)
-        share = 100 * seconds / report.seconds if report.seconds else 0.0
-        times = f" x {len(rows)}" if len(rows) > 1 else ""
-        lines.append(f"{seconds * 1e3:9.2f} ms  {share:5.1f}%    {text}{times}")
+        for depth in range(1, len(row.path) + 1):
+            place = row.path[:depth]
+            seconds[place] = seconds.get(place, 0.0) + row.seconds
+        place = (*row.path, row.text)
+        seconds[place] = seconds.get(place, 0.0) + row.seconds
+        times[place] += 1
+    lines = [_timing_line("pipeline", report.seconds, report.seconds, 0)]
+    for place, amount in seconds.items():
+        if place:
+            count = f" x {times[place]}" if times[place] > 1 else ""
+            lines.append(_timing_line(place[-1] + count, amount, report.seconds, len(place)))
     rest = report.seconds - sum(row.seconds for row in report.rows)
-    share = 100 * rest / report.seconds if report.seconds else 0.0
-    lines.append(f"{rest * 1e3:9.2f} ms  {share:5.1f}%    checks and bookkeeping")
-    return "\n".join(lines)
+    return "\n".join([*lines, _timing_line("checks and bookkeeping", rest, report.seconds, 1)])
+
+
+def _timing_line(what: str, seconds: float, total: float, depth: int) -> str:
+    return f"{seconds * 1e3:9.2f} ms  {100 * seconds / total if total else 0.0:5.1f}%  {'  ' * depth}{what}"
 
 
 def statistics_text(statistics: Mapping[str, Counter[str]]) -> str:

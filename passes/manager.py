@@ -101,6 +101,7 @@ class _Run:
         self.operations = count_operations(module)
         self.unverified = True
         self.logged = len(context.log.diagnostics)
+        self.path: tuple[str, ...] = ()  # the repeats under way
 
     def run(self) -> PipelineReport:
         started = time.perf_counter()
@@ -138,11 +139,16 @@ class _Run:
         return changed
 
     def _repeat(self, step: Repeat) -> bool:
+        outer, self.path = self.path, (*self.path, str(step))
+        changed = False
         for round in range(1, step.max + 1):
             if not self._run_steps(step.steps, round):
-                return round > 1
-        self.context.remark("pass/repeat-bound", f"{step} still changed something in its last round")
-        return True
+                break
+            changed = True
+        else:
+            self.context.remark("pass/repeat-bound", f"{step} still changed something in its last round")
+        self.path = outer
+        return changed
 
     def _run_pass(self, step: Pass, round: int) -> bool:
         context, module = self.context, self.module
@@ -179,6 +185,7 @@ class _Run:
                 context.rules_fired,
                 statistics,
                 round,
+                self.path,
             )
         )
         if context.trace is not None:

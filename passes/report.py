@@ -26,6 +26,7 @@ class PassRow:
     rules: Counter[str] = field(default_factory=Counter)
     statistics: Counter[str] = field(default_factory=Counter)
     round: int = 0  # within a repeat, from 1
+    path: tuple[str, ...] = ()  # the repeats around it, from the outside
 
     def to_dict(self) -> dict[str, Any]:
         return {

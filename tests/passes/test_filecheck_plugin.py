@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
+from pathlib import Path
+
 import filecheck_plugin as plugin
 import pytest
 
@@ -63,11 +66,21 @@ def test_errors_are_expected_at_their_line() -> None:
     run(BAD)
     with pytest.raises(plugin.FileCheckFailure, match="expected an error that contains"):
         run(BAD.replace("operator expp", "operator sqrt"))
-    moved = BAD.replace("  // EXPECT-ERROR: operator expp", "").replace("return %0", "return %0 // EXPECT-ERROR: operator expp")
+    moved = BAD.replace("  // EXPECT-ERROR: operator expp", "").replace(
+        "return %0", "return %0 // EXPECT-ERROR: operator expp"
+    )
     with pytest.raises(plugin.FileCheckFailure, match="expected the error at line 4, it is at 3"):
         run(moved)
     comment = "// EXPECT-ERROR: operator expp"
     run(BAD.replace(f"  %0 = expp %x : f32[4]  {comment}", f"  {comment}\n  %0 = expp %x : f32[4]"))
+
+
+def test_the_example_of_the_documentation_passes() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "passes.md").read_text(encoding="utf-8")
+    start = text.index("    // RUN:")
+    example = textwrap.dedent(text[start : text.index("\n\n", start)] + "\n")
+    assert example.count("CHECK") == 3
+    run(example)
 
 
 def test_an_error_that_nobody_expects_is_raised() -> None:
