@@ -82,12 +82,12 @@ class ReshapeOfReshape(OpRule):
         inner = made_by(m.root.operands[0], *RESHAPING)
         if inner is None:
             return m.fail("its operand is not reshaped", m.root)
-        if inner.results[0].use_count != 1:
-            return m.fail("the inner shape has another user", inner)
         if _result_shape(m) is None or m.shape(inner.operands[0]) is None:
             return m.fail("a rank is not known", m.value)
         if same_dims(m.shape(inner.operands[0]), _result_shape(m)):
             return True
+        if inner.results[0].use_count != 1:
+            return m.fail("the inner shape has another user", inner)
         if _squeeze_axes(m, inner) is not None or _target_through(m, inner) is not None:
             return True
         return m.fail("the last shape cannot be written as a constant", m.value)

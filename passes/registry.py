@@ -19,6 +19,7 @@ BUILTIN: dict[str, str] = {
     "cut": "cut:Cut",
     "dce": "dce:DeadCode",
     "drop-expands": "drop_expands:DropExpands",
+    "expand-legacy": "expand_legacy:ExpandLegacy",
     "fold": "fold:FoldConstants",
     "fold-batch-norm": "fold_batch_norm:FoldBatchNorm",
     "fold-pads": "fold_pads:FoldPads",

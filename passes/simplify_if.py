@@ -1,7 +1,8 @@
 """simplify-if: take the branch that is known to be taken. Level onnx.
 
-Inside its branches the condition of an If is known, so a nested If on the same condition is decided too. Branches that
-compute the same, or return the same value from outside, need no If.
+Inside its branches the condition of an If is known, so a nested If on the same condition is decided too. If only one
+branch gives a tensor of a rank that the users of the result can take, every run that does not fail takes that branch.
+Branches that compute the same, or return the same value from outside, need no If.
 
 Invariant: what the If returned does not change; nothing that may differ from run to run is moved out of a branch.
 
@@ -25,6 +26,7 @@ from ..graph.rewriter import Rewriter
 from ..graph.types import TensorType
 from .base import Pass
 from .keys import block_key
+from .required_ranks import required_rank
 
 if TYPE_CHECKING:
     from ..graph.module import Module
@@ -57,6 +59,12 @@ def _simplify(module: Module, context: PassContext, op: Operation) -> list[Opera
         taken = "then_branch" if bool(condition.reshape(())) else "else_branch"
         with context.rewrite(module, "take-branch", op, f"the condition is constant: {taken}") as rewriter:
             return _inline(rewriter, op, op.regions[taken].block)
+    fitting = _fitting_branch(op)
+    if fitting is not None:
+        reason = f"only {fitting} gives a tensor of the rank that is needed"
+        with context.rewrite(module, "take-fitting-branch", op, reason) as rewriter:
+            _decide_elsewhere(rewriter, op, fitting == "then_branch")
+            return _inline(rewriter, op, op.regions[fitting].block)
     then, otherwise = op.regions["then_branch"].block, op.regions["else_branch"].block
     key = block_key(then)
     if key is not None and key == block_key(otherwise):
@@ -80,6 +88,35 @@ def _inline(rewriter: Rewriter, op: Operation, block: Block) -> list[Operation]:
             value.name, value.info = result.name, result.info
     rewriter.replace(op, returned)
     return moved
+
+
+def _fitting_branch(op: Operation) -> str | None:
+    """The branch that every successful run takes, because of the ranks of what the branches return; None if unknown."""
+    then, otherwise = op.regions["then_branch"].block, op.regions["else_branch"].block
+    for result, one, other in zip(op.results, then.returned, otherwise.returned, strict=True):
+        first, second = (value.type.rank if isinstance(value.type, TensorType) else None for value in (one, other))
+        needed = required_rank(result) if first != second else None
+        if needed is None:
+            continue
+        if first is not None and first != needed:
+            return "else_branch"
+        if second is not None and second != needed:
+            return "then_branch"
+    return None
+
+
+def _decide_elsewhere(rewriter: Rewriter, op: Operation, truth: bool) -> None:
+    """Make the condition a constant for all that runs with `op`: its block, after it is computed."""
+    condition = op.operands[0]
+    if condition is None or condition.block is not op.parent or op.parent is None:
+        return
+    if not isinstance(condition.type, TensorType) or condition.type.static_shape is None:
+        return
+    known = rewriter.before(condition.producer) if condition.producer is not None else rewriter.at_start(op.parent)
+    constant = known.const(ArrayData(np.full(condition.type.static_shape, truth, np.bool_)))
+    for use in condition.uses:
+        if not use.user.is_terminator or use.user.parent is not op.parent:
+            rewriter.set_operand(use.user, use.position, constant)
 
 
 def _decide_in_branches(module: Module, context: PassContext, op: Operation) -> None:
