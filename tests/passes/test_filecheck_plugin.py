@@ -63,15 +63,13 @@ func @main(%x: f32[4]) -> (%y: f32[4]) {
 
 
 def test_errors_are_expected_at_their_line() -> None:
+    comment = "// EXPECT-ERROR: operator expp"
     run(BAD)
     with pytest.raises(plugin.FileCheckFailure, match="expected an error that contains"):
         run(BAD.replace("operator expp", "operator sqrt"))
-    moved = BAD.replace("  // EXPECT-ERROR: operator expp", "").replace(
-        "return %0", "return %0 // EXPECT-ERROR: operator expp"
-    )
+    moved = BAD.replace(f"  {comment}", "").replace("return %0", f"return %0 {comment}")
     with pytest.raises(plugin.FileCheckFailure, match="expected the error at line 4, it is at 3"):
         run(moved)
-    comment = "// EXPECT-ERROR: operator expp"
     run(BAD.replace(f"  %0 = expp %x : f32[4]  {comment}", f"  {comment}\n  %0 = expp %x : f32[4]"))
 
 

@@ -253,6 +253,13 @@ def test_a_repeat_ends_when_nothing_changes() -> None:
     assert not report.diagnostics
 
 
+def test_a_repeat_inside_a_repeat_tells_it_whether_anything_changed() -> None:
+    report = PassManager.parse("repeat{repeat(max=1){dce}}").run(module())
+    assert [(row.name, row.path) for row in report.rows] == [
+        ("dce", ("repeat{repeat(max=1){dce}}", "repeat(max=1){dce}")),
+    ]
+
+
 def test_a_repeat_that_is_cut_off_says_so() -> None:
     report = PassManager.parse("repeat(max=1){remove-identity}").run(module())
     (remark,) = report.diagnostics
