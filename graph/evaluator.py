@@ -50,8 +50,13 @@ class Plan:
     last: tuple[Value, ...]  # values of this block that live to its end
 
 
-def plan(block: Block, outputs: Sequence[Value] | None = None) -> Plan:
-    """What to run for `outputs` (default: all that `block` returns). Constants are read in place, not steps."""
+def plan(
+    block: Block, outputs: Sequence[Value] | None = None, known: dict[Operation, list[Value]] | None = None
+) -> Plan:
+    """What to run for `outputs` (default: all that `block` returns). Constants are read in place, not steps.
+
+    `known` is what `captures` remembers.
+    """
     wanted = block.returned if outputs is None else tuple(outputs)
     needed = set(wanted)
     steps: list[tuple[Operation, tuple[Value, ...]]] = []
@@ -63,7 +68,7 @@ def plan(block: Block, outputs: Sequence[Value] | None = None) -> Plan:
             continue
         read = dict.fromkeys(op.operand_values)
         if op.regions:
-            read.update(dict.fromkeys(captures(op)))
+            read.update(dict.fromkeys(captures(op, known)))
         needed.update(read)
         dead = [value for value in (*read, *op.results) if value not in seen and value.block is block]
         seen.update(read, op.results)
@@ -74,18 +79,30 @@ def plan(block: Block, outputs: Sequence[Value] | None = None) -> Plan:
     return Plan(tuple(steps), wanted, unused, last)
 
 
-def captures(op: Operation) -> list[Value]:
-    """The values from outside that the regions of `op` use, each once, in order of first use."""
-    inside: set[Value] = set()
-    used: dict[Value, None] = {}
-    for region in op.regions.values():
-        inside.update(region.block.arguments)
-        for nested in region.walk():
-            inside.update(nested.results)
-            used.update(dict.fromkeys(nested.operand_values))
-            for inner in nested.regions.values():
-                inside.update(inner.block.arguments)
-    return [value for value in used if value not in inside]
+def captures(op: Operation, known: dict[Operation, list[Value]] | None = None) -> list[Value]:
+    """The values from outside that the regions of `op` use, each once, in order of first use.
+
+    `known` remembers the answers for operations that lie inside, for callers that ask for those too.
+    """
+    known = {} if known is None else known
+    pending = [op]
+    while pending:
+        current = pending[-1]
+        blocks = [region.block for region in current.regions.values()]
+        waiting = [nested for block in blocks for nested in block if nested.regions and nested not in known]
+        if waiting:
+            pending.extend(waiting)
+            continue
+        pending.pop()
+        inside: set[Value] = set()
+        used: dict[Value, None] = {}
+        for block in blocks:
+            inside.update(block.arguments)
+            for nested in block:
+                used.update(dict.fromkeys([*nested.operand_values, *known.get(nested, ())]))
+                inside.update(nested.results)
+        known[current] = [value for value in used if value not in inside]
+    return known[op]
 
 
 def _is_constant(op: Operation | None) -> bool:
@@ -131,6 +148,7 @@ class Evaluator:
         self.trace = trace
         self.on_result = on_result
         self._plans: dict[Block, Plan] = {}
+        self._captures: dict[Operation, list[Value]] = {}
 
     def run(
         self,
@@ -145,7 +163,7 @@ class Evaluator:
         `captured` gives values from outside that the block uses, `dims` known sizes of symbolic dims.
         Raises ExecutionError.
         """
-        chosen = self._plan(block) if outputs is None else plan(block, outputs)
+        chosen = self._plan(block) if outputs is None else plan(block, outputs, self._captures)
         frame = _Frame(chosen, dict(captured or {}), None, dict(dims or {}))
         self._bind(frame, block, arguments)
         with np.errstate(all="ignore"):
@@ -185,7 +203,7 @@ class Evaluator:
     def _plan(self, block: Block) -> Plan:
         found = self._plans.get(block)
         if found is None:
-            found = self._plans[block] = plan(block)
+            found = self._plans[block] = plan(block, None, self._captures)
         return found
 
     def _enter(self, call: Call, caller: _Frame) -> _Frame:

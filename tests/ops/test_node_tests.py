@@ -106,7 +106,7 @@ def compare(case: Any, result: Any, expected: Any) -> None:
         np.testing.assert_allclose(result.astype(wide), wanted.astype(wide), rtol=case.rtol, atol=case.atol)
 
 
-@pytest.mark.parametrize("optimized", [False, True], ids=["as it is", "optimized"])
+@pytest.mark.parametrize("optimized", [False, True], ids=["as-is", "optimized"])
 @pytest.mark.parametrize("op_type", OPERATORS)
 def test_node(op_type: str, optimized: bool) -> None:
     failures = {}
