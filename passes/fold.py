@@ -178,9 +178,10 @@ class _Folding:
 
     def decide(self, op: Operation) -> None:
         """Evaluate `op` if somebody needs it and it is worth it; if not, what it uses is decided on by itself."""
-        if op.parent is None or not any(
-            _owner(use.user, self.candidates) is None for r in op.results for use in r.uses
-        ):
+        users = [use.user for result in op.results for use in result.uses]
+        if op.parent is None or op not in self.candidates:
+            return
+        if all(_owner(user, self.candidates) is not None for user in users):
             return
         cone = self._cone(op)
         results = self._evaluated(op, cone) if cone is not None else None
