@@ -50,9 +50,7 @@ class Application(NamedTuple):
 class Limits:
     """Bounds on what optimization may cost; passes read them and may have tighter options of their own."""
 
-    fold_bytes: int = 1 << 20  # size of one folded constant that is larger than what it replaces
     fold_operations: int = 1 << 28  # estimated arithmetic of folding one operation
-    unroll_operations: int = 4096  # operations that unrolling one loop may create
 
 
 @dataclass

@@ -26,7 +26,7 @@ from .dce import is_trivially_dead
 from .fingerprint import fingerprint, local_fingerprint
 from .matcher import CompiledRule, rules_by_root
 from .replacement import agrees, inferred_again, known_symbols, more_precise
-from .rules import AnyRule, Match, Mismatch, OpRule, Rule, Session
+from .rules import AnyRule, Match, Mismatch, OpRule, Session
 
 if TYPE_CHECKING:
     from ..graph.dims import DimExpr
@@ -339,4 +339,4 @@ def _as_results(rule: AnyRule, match: Match, outcome: Value | Sequence[Value | N
     return values
 
 
-__all__ = ["Driver", "Rule", "RuleLike", "apply_rules", "compile_rule"]
+__all__ = ["Driver", "RuleLike", "apply_rules", "compile_rule"]
