@@ -61,32 +61,37 @@ _SAMPLES: dict[Any, tuple[Any, ...]] = {
     "scales": ((1.0, 1.0, 2.0, 1.5),), "output_dtype": (0,), "precision": (0,), "round_mode": ("up",),
     "coordinate_transformation_mode": ("asymmetric", "align_corners"), "nearest_mode": ("floor", "ceil"),
     "sparse_value": (), "mode": ("TF",), "dim": (1,), "seed": (), "stash_type": (1,), "p": (2, 1),
-    ("Cast", "to"): (7, 11), ("Pad", "pads"): ((0, 0, 1, 1, 0, 0, 2, 0),), ("Pad", "paddings"): ((0, 0, 1, 1, 0, 0, 2, 0),),
-    ("Pad", "mode"): ("reflect", "constant"), ("Slice", "axes"): ((1, 2), (-1, 0)), ("Split", "split"): ((1, 1, 1),),
-    ("Split", "num_outputs"): (3,), ("Split", "axis"): (1, -3), ("BatchNormalization", "consumed_inputs"): ((0, 0, 0, 1, 1),),
+    ("Cast", "to"): (7, 11), ("Pad", "pads"): ((0, 0, 1, 1, 0, 0, 2, 0),),
+    ("Pad", "paddings"): ((0, 0, 1, 1, 0, 0, 2, 0),), ("Pad", "mode"): ("reflect", "constant"),
+    ("Slice", "axes"): ((1, 2), (-1, 0)), ("Split", "split"): ((1, 1, 1),), ("Split", "num_outputs"): (3,),
+    ("Split", "axis"): (1, -3), ("BatchNormalization", "consumed_inputs"): ((0, 0, 0, 1, 1),),
     ("LpPool", "p"): (2.0, 1.5), ("GlobalLpPool", "p"): (2.0, 1.5), ("Upsample", "mode"): ("nearest", "linear"),
     ("Resize", "mode"): ("nearest", "linear"), ("GridSample", "mode"): ("bilinear", "nearest", "bicubic"),
-    ("DepthToSpace", "mode"): ("DCR",), ("Resize", "axes"): ((2, 3), (0, 1, 2, 3)), ("BitShift", "direction"): ("LEFT",),
-    ("GRU", "direction"): ("foward", "reverse"), ("GroupNormalization", "num_groups"): (3, 1), ("Reshape", "shape"): ((6, 20),),
-    ("Clip", "min"): (-0.1,), ("Clip", "max"): (0.3,), ("TopK", "k"): (2,), ("Squeeze", "axes"): ((1,), (-3,)),
-    ("Gemm", "alpha"): (0.5,), ("Scan", "num_scan_inputs"): (1,), ("Scan", "directions"): ((1,),),
-    ("Upsample", "height_scale"): (2.0,), ("Upsample", "width_scale"): (1.5,), ("Concat", "axis"): (0, 2, -1),
-    ("Multinomial", "dtype"): (7, 6), ("Mod", "fmod"): (1,), ("Constant", "value_strings"): (("a",),), ("Attention", "softmax_precision"): (1,), ("Loop", "num"): (),
+    ("DepthToSpace", "mode"): ("DCR",), ("Resize", "axes"): ((2, 3), (0, 1, 2, 3)),
+    ("BitShift", "direction"): ("LEFT",), ("GRU", "direction"): ("foward", "reverse"),
+    ("GroupNormalization", "num_groups"): (3, 1), ("Reshape", "shape"): ((6, 20),), ("Clip", "min"): (-0.1,),
+    ("Clip", "max"): (0.3,), ("TopK", "k"): (2,), ("Squeeze", "axes"): ((1,), (-3,)), ("Gemm", "alpha"): (0.5,),
+    ("Scan", "num_scan_inputs"): (1,), ("Scan", "directions"): ((1,),), ("Upsample", "height_scale"): (2.0,),
+    ("Upsample", "width_scale"): (1.5,), ("Concat", "axis"): (0, 2, -1), ("Multinomial", "dtype"): (7, 6),
+    ("Mod", "fmod"): (1,), ("Constant", "value_strings"): (("a",),), ("Attention", "softmax_precision"): (1,),
+    ("Loop", "num"): (),
 }  # fmt: skip
 
 # Constant inputs by (operator, position).
 _CONSTANTS: dict[tuple[str, int], Any] = {
     ("Squeeze", 1): [1], ("Unsqueeze", 1): [0, -1], ("Slice", 1): [0, 1], ("Slice", 2): [2, 3], ("Slice", 3): [0, 2],
-    ("Slice", 4): [1, 1], ("Reshape", 1): [6, 20], ("Pad", 1): [0, 0, 1, 1, 0, 0, 2, 0], ("Pad", 2): 0.5, ("Pad", 3): [0, 1, 2, 3],
-    ("Clip", 1): -0.1, ("Clip", 2): 0.3, ("TopK", 1): [2], ("Split", 1): [1, 1, 1], ("Dropout", 1): 0.25, ("Dropout", 2): False,
-    ("Upsample", 1): [1.0, 1.0, 2.0, 1.5], ("DFT", 2): 1, ("Resize", 1): [1.0, 1.0, 2.0, 1.5], ("Resize", 2): [1.0, 1.0, 2.0, 1.5],
-    ("Gather", 1): [0, -1], ("ReduceSum", 1): [1, 2],
-    **{(f"Reduce{kind}", 1): [-1] for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")},
+    ("Slice", 4): [1, 1], ("Reshape", 1): [6, 20], ("Pad", 1): [0, 0, 1, 1, 0, 0, 2, 0], ("Pad", 2): 0.5,
+    ("Pad", 3): [0, 1, 2, 3], ("Clip", 1): -0.1, ("Clip", 2): 0.3, ("TopK", 1): [2], ("Split", 1): [1, 1, 1],
+    ("Dropout", 1): 0.25, ("Dropout", 2): False, ("Upsample", 1): [1.0, 1.0, 2.0, 1.5], ("DFT", 2): 1,
+    ("Resize", 1): [1.0, 1.0, 2.0, 1.5], ("Resize", 2): [1.0, 1.0, 2.0, 1.5], ("Gather", 1): [0, -1],
+    ("ReduceSum", 1): [1, 2],
+    **{(name, 1): [-1] for name in OPERATORS if name.startswith("Reduce") and name != "ReduceSum"},
 }  # fmt: skip
 
 
 _DIMS: dict[Any, list[int]] = {
-    "Gemm": [3, 3], ("Attention", 3): [2, 3, 4, 8], "Attention": [2, 3, 4, 4], "QuantizeLinear": [], "DequantizeLinear": [],
+    "Gemm": [3, 3], ("Attention", 3): [2, 3, 4, 8], "Attention": [2, 3, 4, 4], "QuantizeLinear": [],
+    "DequantizeLinear": [],
 }  # fmt: skip
 
 
@@ -130,7 +135,7 @@ def sample_nodes(op_type: str, version: int) -> Iterator[tuple[Node, Facts]]:
         + any(i.option.name == "Variadic" for i in schema.inputs) * 2
     ]
     least = max(schema.min_input, 2 if schema.inputs and schema.inputs[-1].option.name == "Variadic" else 0)
-    for attributes, count in itertools.product(sample_attributes(op_type, version), sorted({least, *full})):
+    for attributes, count in itertools.product(sample_attributes(op_type, version), sorted({least, full})):
         facts = Facts()
         inputs = [_input(op_type, schema, index, facts) for index in range(count)]
         outputs = 3 if op_type == "Split" else max(schema.min_output, 1)
@@ -263,8 +268,7 @@ def test_older_forms_are_nodes_of_their_opset(op_type: str, version: int) -> Non
         for target in {1, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 17, 18, 20, 22, 24, 27}:
             try:
                 older = downgrade(now, target, facts)
-            except CannotDowngrade as reason:
-                assert str(reason)
+            except CannotDowngrade:
                 continue
             check(older, target)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...dims import Dim
 from ...opdef import Parameter, ParameterKind
@@ -107,7 +107,14 @@ class BatchNormalization(OldForm):
 
 @old_form({"GroupNormalization": (18,)})
 class GroupNormalization(OldForm):
-    """Scale and bias have one element per group; each is repeated for the channels of its group."""
+    """Scale and bias have one element per group; each is repeated for the channels of its group.
+
+    ONNX calls this version deprecated from its beginning, so its signature stands here.
+    """
+
+    inputs = ("X", "scale", "bias")
+    outputs = ("Y",)
+    attributes: ClassVar[dict[str, Any]] = {"epsilon": 9.999999747378752e-06, "num_groups": None}
 
     def parts(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
         data, scale, bias = op.operands

@@ -76,8 +76,12 @@ def upgrade(node: Node, opset: int, facts: Facts) -> Node:
             _walk_up(result, opset, INTERNAL_OPSET, facts)
         except KeepOldForm:
             result = node.copy()
-            result.version = max(version for version in versions(node.op_type) if version <= opset)
+            result.version = _in_force(node, opset)
     return result
+
+
+def _in_force(node: Node, opset: int) -> int | None:
+    return max((version for version in versions(node.op_type, node.domain) if version <= opset), default=None)
 
 
 def _deprecated_version(node: Node, opset: int) -> int | None:
@@ -107,7 +111,8 @@ def downgrade(node: Node, opset: int, facts: Facts) -> Node:
                 raise CannotDowngrade(
                     f"{node.op_type} of opset {node.version} has another meaning at opset {opset}"
                 ) from None
-    if node.domain in ("", "ai.onnx.ml"):
+    as_it_was = node.version is not None and node.version == _in_force(node, opset)
+    if node.domain in ("", "ai.onnx.ml") and not as_it_was:
         conform(result, node.version, opset, facts)
     return result
 
