@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from . import opdef
-from .core import AttributeValue, Block, Metadata, Operation, Region, Value
+from .core import AttributeReference, AttributeValue, Block, Metadata, Operation, Region, Value
 from .data import TensorData, as_data
 from .diagnostics import UsageError
 from .infer import InferenceContext, infer_types
@@ -176,6 +176,8 @@ def _attribute(value: Any) -> AttributeValue:
     """Lists become tuples, dtypes their ONNX code (as `Cast.to` wants it), numpy scalars Python numbers."""
     from .dtypes import DType
 
+    if isinstance(value, AttributeReference):
+        return value
     if isinstance(value, list | tuple):
         return tuple(map(_attribute, value))
     if isinstance(value, DType):
