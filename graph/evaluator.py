@@ -85,7 +85,7 @@ def captures(op: Operation, known: dict[Operation, list[Value]] | None = None) -
     `known` remembers the answers for operations that lie inside, for callers that ask for those too.
     """
     known = {} if known is None else known
-    pending = [op]
+    pending = [] if op in known else [op]
     while pending:
         current = pending[-1]
         blocks = [region.block for region in current.regions.values()]
