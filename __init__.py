@@ -16,10 +16,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import compile, inspect, optimize, parity
+    from .api import compile, inspect, optimize, parity  # noqa: A004
     from .backends import onnx_backend as backend
     from .backends.session import InferenceSession
     from .graph.diagnostics import TilewrightError
+    from .graph.dtypes import (
+        bf16,
+        bool_,
+        c64,
+        c128,
+        f8e4m3fn,
+        f8e5m2,
+        f16,
+        f32,
+        f64,
+        i4,
+        i8,
+        i16,
+        i32,
+        i64,
+        string,
+        u4,
+        u8,
+        u16,
+        u32,
+        u64,
+    )  # fmt: skip
     from .graph.model_builder import Builder
     from .graph.module import Function, Module
     from .graph.opdef import OpDefinition, Trait, op
@@ -53,24 +75,62 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "to_proto": (".importers.onnx", "to_proto"),
 }
 
-# The element types, such as `tilewright.f32`, for building models.
-_DTYPES = (
-    "bf16", "bool_", "c64", "c128", "f8e4m3fn", "f8e5m2", "f16", "f32", "f64", "i4", "i8", "i16", "i32", "i64",
-    "string", "u4", "u8", "u16", "u32", "u64",
-)  # fmt: skip
-
-__all__ = [*_PUBLIC, *_DTYPES, "__version__"]
+# Written out, not put together: type checkers take public names from a plain list. Names that `_PUBLIC` does not
+# have are element types, such as `tilewright.f32`, for building models.
+__all__ = [
+    "Builder",
+    "Function",
+    "InferenceSession",
+    "Module",
+    "OpDefinition",
+    "Pass",
+    "PassManager",
+    "TilewrightError",
+    "Trait",
+    "__version__",
+    "backend",
+    "bf16",
+    "bool_",
+    "c64",
+    "c128",
+    "compile",
+    "f8e4m3fn",
+    "f8e5m2",
+    "f16",
+    "f32",
+    "f64",
+    "i4",
+    "i8",
+    "i16",
+    "i32",
+    "i64",
+    "inspect",
+    "load",
+    "op",
+    "optimize",
+    "parity",
+    "parse",
+    "save",
+    "string",
+    "to_bytes",
+    "to_proto",
+    "u4",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name in _DTYPES:
-        value = getattr(import_module(".graph.dtypes", __name__), name)
-    elif name in _PUBLIC:
+    if name in _PUBLIC:
         module, attribute = _PUBLIC[name]
         loaded = import_module(module, __name__)
         value = loaded if attribute is None else getattr(loaded, attribute)
+    elif name in __all__:
+        value = getattr(import_module(".graph.dtypes", __name__), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .backends.executable import Executable
     from .backends.parity import ParityReport
     from .graph.diagnostics import DiagnosticLog
-    from .graph.inspection import ModelFacts
+    from .passes.inspection import ModelFacts
     from .passes.instruments import Instrument
     from .passes.optimize import OptimizeReport
     from .passes.trace import Trace
@@ -31,6 +31,8 @@ def optimize(
     outputs: Sequence[str] = (),
     trace: Trace | None = None,
     instruments: Iterable[Instrument] = (),
+    verify_each: bool = False,
+    original_bytes: int | None = None,
     log: DiagnosticLog | None = None,
 ) -> OptimizeReport:
     """Rewrite a model into one that computes the same with less; a Module is rewritten in place (`report.module`).
@@ -45,6 +47,8 @@ def optimize(
         inputs, outputs: names of tensors between which to keep the model; the rest is dropped.
         trace: records every rewrite, see `passes.trace`.
         instruments: watch the passes, see `passes.instruments`.
+        verify_each: verify the module after each pass that changed it.
+        original_bytes: size of the file that a Module came from, which the result may not outgrow.
         log: receives warnings and remarks.
 
     Raises ModelError for a bad model, UsageError for a level, pass, dim or tensor that does not exist, PassError if a
@@ -58,7 +62,8 @@ def optimize(
     log = DiagnosticLog() if log is None else log
     opened = open_model(model, log)
     first = interface_passes(dims, shapes, inputs, outputs)
-    context = PassContext(log=log, trace=trace, original_bytes=stored_bytes(opened))
+    size = stored_bytes(opened) if original_bytes is None else original_bytes
+    context = PassContext(log=log, trace=trace, original_bytes=size)
     if passes is None:
         context.exactness = EXACTNESS.get(level, context.exactness)
     pipeline = passes
@@ -66,7 +71,16 @@ def optimize(
         # An empty pipeline, as level 0 has, leaves nothing to come after the first passes.
         rest = f"O{level}" if passes is None else passes
         pipeline = ",".join([*first, *([rest] if rest else [])])
-    report = run(opened.module, level, pipeline, opset, target, context=context, instruments=instruments)
+    report = run(
+        opened.module,
+        level,
+        pipeline,
+        opset,
+        target,
+        context=context,
+        instruments=instruments,
+        verify_each=verify_each,
+    )
     report.level = level if passes is None else None
     return report
 
@@ -156,7 +170,7 @@ def inspect(model: ModelLike, dims: Mapping[str, int] | None = None) -> ModelFac
 
     `dims` gives sizes to named dims, so that arithmetic can be counted. Raises ModelError for a bad model.
     """
-    from .graph.inspection import inspect_module
+    from .passes.inspection import inspect_module
 
     opened = open_model(model)
     return inspect_module(opened.module, dims, stored_bytes(opened))

@@ -39,9 +39,10 @@ class Side(NamedTuple):
 
 @dataclass
 class ParityRun:
-    """One run of both sides: what was chosen for the inputs, and how each output compares."""
+    """One run of both sides: what was chosen for the inputs, the inputs, and how each output compares."""
 
     inputs: str
+    feeds: dict[str, Any] = field(default_factory=dict, repr=False)
     outputs: dict[str, Agreement] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -210,7 +211,7 @@ def _unstable_outputs(module: Module, runner: Runner, known: Sequence[_Result]) 
 def _compared(
     result: _Result, actual: Mapping[str, Any], tolerance: float | None, unstable: frozenset[str]
 ) -> ParityRun:
-    run = ParityRun(result.inputs)
+    run = ParityRun(result.inputs, result.feeds)
     for name, value in result.outputs.items():
         if name in unstable:
             mine, other = describe(value), describe(actual[name])

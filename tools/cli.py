@@ -29,9 +29,7 @@ class CommandEntry(NamedTuple):
 # A static table, so that `tilewright --version` and `--help` import no command.
 COMMANDS = {
     "diff": CommandEntry("diff:diff", "Show what differs between two models, or two steps of a trace."),
-    "inspect": CommandEntry(
-        "inspect_model:inspect_model", "Inputs, outputs, operators, parameters, FLOPs, size."
-    ),
+    "inspect": CommandEntry("inspect_model:inspect_model", "Inputs, outputs, operators, parameters, FLOPs, size."),
     "ir": CommandEntry("ir:ir", "Print a model as text, after passes too, or why a rule did not apply."),
     "optimize": CommandEntry("optimize:optimize", "Write a smaller, cleaner model and check that it agrees."),
     "parity": CommandEntry("parity:parity", "Check that a model, or two models, compute the same."),
@@ -97,9 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(tilewright_command, arguments, name="tilewright")
 
 
-def run_command(
-    command: click.Command, arguments: Sequence[str] | None = None, name: str | None = None
-) -> int:
+def run_command(command: click.Command, arguments: Sequence[str] | None = None, name: str | None = None) -> int:
     """Run one command and return its exit code; every error a user can cause becomes a message on stderr."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = name or os.path.basename(sys.argv[0]) or command.name

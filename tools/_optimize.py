@@ -1,0 +1,343 @@
+"""What `tilewright optimize` does, step by step: read, rewrite, write to a scratch folder, check, put into place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tilewright
+from tilewright.api import interface_passes
+from tilewright.backends.feeds import FeedPlan
+from tilewright.backends.model_source import Model, open_model, stored_bytes
+from tilewright.backends.parity import ParityReport, PlannedRuns
+from tilewright.backends.parity_sides import compare_models
+from tilewright.graph.clone import clone_module
+from tilewright.graph.diagnostics import DiagnosticLog, UsageError
+from tilewright.tools._inputs import read_inputs, read_sizes, split_names
+from tilewright.tools._progress import Progress
+from tilewright.tools._show import (
+    Stopwatch,
+    change_text,
+    console,
+    print_json,
+    show_diagnostics,
+    show_parity,
+    size_text,
+    table,
+)
+
+if TYPE_CHECKING:
+    from tilewright.passes.bisect import BisectResult
+    from tilewright.passes.optimize import OptimizeReport
+
+
+@dataclass
+class Request:
+    """The command line, checked."""
+
+    model: str
+    output: Path
+    level: int
+    passes: str | None
+    opset: int | None
+    target: str
+    dims: dict[str, int]
+    shapes: dict[str, tuple[int, ...]]
+    inputs: list[str]
+    outputs: list[str]
+    with_shapes: bool
+    parity: bool
+    require_parity: bool
+    given: tuple[str, ...]
+    runs: int
+    seed: int
+    bisect: bool
+    print_ir: bool
+    trace: str | None
+    verify_each: bool
+    as_json: bool
+
+
+@dataclass
+class Outcome:
+    """All there is to report."""
+
+    report: OptimizeReport
+    opsets: tuple[int | None, int | None]
+    bytes: tuple[int, int]
+    parity: ParityReport | None = None
+    culprit: BisectResult | None = None
+    written: Path | None = None
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+
+    @property
+    def failed(self) -> bool:
+        return self.parity is not None and self.parity.verdict == "differs"
+
+
+def run(**options: Any) -> None:
+    """The command. Raises SystemExit(1) if parity fails, a TilewrightError or OSError for bad input."""
+    request = check_request(**options)
+    outcome = carry_out(request)
+    if request.as_json:
+        print_json(as_dict(request, outcome))
+    else:
+        show(request, outcome)
+    if outcome.written is None:
+        raise SystemExit(1)
+
+
+def check_request(**options: Any) -> Request:
+    """The options as a request. Raises UsageError for options that contradict each other."""
+    level, passes = options["level"], options["passes"]
+    if level is not None and passes is not None:
+        raise UsageError(
+            "optimize/options", "-O and --passes exclude each other", notes=[f"--passes may name O{level}"]
+        )
+    if options["no_parity"]:
+        for name, value in [("--require-parity", options["require_parity"]), ("--input", options["given"]),
+                            ("--bisect", options["bisect"])]:  # fmt: skip
+            if value:
+                raise UsageError("optimize/options", f"{name} has no use with --no-parity")
+    model = Path(options["model"])
+    if model.suffix == ".tw" and options["output"] is None:
+        raise UsageError(
+            "optimize/output",
+            "IR text has no weights of its own to write beside it",
+            notes=["name an output: -o OUT.onnx"],
+        )
+    output = Path(options["output"]) if options["output"] is not None else model.with_suffix(".opt.onnx")
+    if output.is_dir():
+        raise UsageError("optimize/output", f"the output {output} is a folder", notes=["name a file in it"])
+    if not output.parent.is_dir():
+        raise UsageError("optimize/output", f"the folder of the output, {output.parent}, does not exist")
+    dims, shapes = read_sizes(options["dims"], options["shapes"])
+    return Request(
+        model=options["model"],
+        output=output,
+        level=2 if level is None else level,
+        passes=passes,
+        opset=options["opset"],
+        target=options["target"],
+        dims=dims,
+        shapes=shapes,
+        inputs=split_names(options["inputs"]),
+        outputs=split_names(options["outputs"]),
+        with_shapes=options["with_shapes"],
+        parity=not options["no_parity"],
+        require_parity=options["require_parity"],
+        given=options["given"],
+        runs=options["runs"],
+        seed=options["seed"],
+        bisect=options["bisect"],
+        print_ir=options["print_ir_after_all"],
+        trace=options["trace_folder"],
+        verify_each=options["verify_each"],
+        as_json=options["as_json"],
+    )
+
+
+def carry_out(request: Request) -> Outcome:
+    """Do it all. Nothing is left behind, and the output untouched, if anything fails or parity does."""
+    stopwatch = Stopwatch()
+    log = DiagnosticLog()
+    with ExitStack() as stack:
+        progress = stack.enter_context(Progress(disable=request.as_json or request.print_ir))
+        progress.start("reading", 4)
+        with stopwatch("read"):
+            original = open_model(request.model, log)
+            size = stored_bytes(original)
+            opset = original.module.opsets.get("")
+        baseline = baseline_of(request, original) if request.parity else None
+        progress.start("rewriting")
+        with stopwatch("rewrite"):
+            report = rewrite(request, original, log, progress)
+        scratch = stack.enter_context(scratch_folder(request.output))
+        progress.start("writing")
+        with stopwatch("write"):
+            written = tilewright.save(
+                report.module,
+                scratch / request.output.name,
+                request.opset,
+                request.target,
+                with_shapes=request.with_shapes,
+            )
+        outcome = Outcome(report, (opset, report.module.opsets.get("")), (size, written.nbytes), stopwatch=stopwatch)
+        if baseline is not None:
+            progress.start("checking")
+            with stopwatch("check"):
+                outcome.parity = check(request, baseline, Model(report.module, "the result", written.path))
+            if outcome.failed and request.bisect:
+                progress.start("bisecting")
+                outcome.culprit = find_culprit(request, outcome.parity)
+        checked = outcome.parity is None or outcome.parity.passed
+        if checked or not (outcome.failed or request.require_parity):
+            put_into_place(scratch, request.output)
+            outcome.written = request.output
+    show_diagnostics(log.diagnostics)
+    return outcome
+
+
+def rewrite(request: Request, original: Model, log: DiagnosticLog, progress: Progress) -> OptimizeReport:
+    """Run the passes on the module of `original`."""
+    from tilewright.passes.instruments import Instrument, PrintIR
+    from tilewright.passes.trace import Trace
+
+    instruments: list[Instrument] = [progress.instrument()]
+    if request.print_ir:
+        instruments.append(PrintIR("after"))
+    trace = Trace(request.trace) if request.trace is not None else None
+    return tilewright.optimize(
+        original.module,
+        request.level,
+        request.passes,
+        request.opset,
+        request.target,
+        dims=request.dims,
+        shapes=request.shapes,
+        inputs=request.inputs,
+        outputs=request.outputs,
+        trace=trace,
+        instruments=instruments,
+        verify_each=request.verify_each,
+        original_bytes=stored_bytes(original),
+        log=log,
+    )
+
+
+def baseline_of(request: Request, original: Model) -> Model:
+    """What the result is held against: the original, or the part that is to be cut out of it, not rewritten."""
+    module = clone_module(original.module)
+    first = interface_passes(inputs=request.inputs, outputs=request.outputs)
+    if not first:
+        return Model(module, "the original", original.source)
+    tilewright.PassManager.parse(",".join(first)).run(module)
+    return Model(module, "the part of the original", None)
+
+
+def check(request: Request, baseline: Model, result: Model) -> ParityReport:
+    """Whether the written result agrees with the baseline on made-up and on given inputs."""
+    given = read_inputs(baseline.module, request.given)
+    sizes = (request.dims, request.shapes)
+    planned = [PlannedRuns(FeedPlan(baseline.module, *sizes, within=result.module), request.runs)]
+    if given:
+        planned.append(PlannedRuns(FeedPlan(baseline.module, *sizes, given, within=result.module), 1))
+    return compare_models(result, baseline, "onnxruntime", planned, seed=request.seed)
+
+
+def find_culprit(request: Request, parity: ParityReport) -> BisectResult | None:
+    """The pass and rewrite that changed the results; None if no pass does so in the reference interpreter."""
+    from tilewright.passes.bisect import bisect
+    from tilewright.passes.context import PassContext
+    from tilewright.passes.pipelines import EXACTNESS
+
+    module = open_model(request.model, DiagnosticLog()).module
+    failed = next((each for each in parity.runs if not all(found.passed for found in each.outputs.values())), None)
+    if failed is None:
+        return None
+    first = interface_passes(request.dims, request.shapes, request.inputs, request.outputs)
+    if first:
+        tilewright.PassManager.parse(",".join(first)).run(module)
+    context = PassContext()
+    if request.passes is None:
+        context.exactness = EXACTNESS[request.level]
+    pipeline = f"O{request.level}" if request.passes is None else request.passes
+
+    def evaluate(candidate: Any, feeds: Any) -> dict[str, Any]:
+        return tilewright.compile(candidate).run(feeds)
+
+    return bisect(module, pipeline, evaluate, failed.feeds, context=context)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def scratch_folder(output: Path) -> Iterator[Path]:
+    """A folder on the same disk as `output`, so that files move into place in one step. Removed at the end."""
+    where = output.parent if not is_special(output) else Path(tempfile.gettempdir())
+    with tempfile.TemporaryDirectory(prefix=".tilewright-", dir=where) as folder:
+        yield Path(folder)
+
+
+def put_into_place(scratch: Path, output: Path) -> None:
+    """Move what was written beside `output`: first the files it refers to, then the model itself."""
+    if is_special(output):
+        shutil.copyfile(scratch / output.name, output)
+        return
+    if output.exists():
+        shutil.copymode(output, scratch / output.name)
+    for path in sorted(scratch.iterdir(), key=lambda path: path.name == output.name):
+        os.replace(path, output.parent / path.name)
+
+
+def is_special(path: Path) -> bool:
+    """Whether `path` is a device such as /dev/null, which must not be replaced by a file."""
+    return path.exists() and not path.is_file()
+
+
+# ---- report ----------------------------------------------------------------------------------------------------------
+
+
+def as_dict(request: Request, outcome: Outcome) -> dict[str, Any]:
+    before, after = outcome.bytes
+    return {
+        "model": request.model,
+        "output": str(outcome.written) if outcome.written is not None else None,
+        "opset": {"before": outcome.opsets[0], "after": outcome.opsets[1]},
+        "file_bytes": {"before": before, "after": after},
+        **outcome.report.to_dict(),
+        "parity": outcome.parity.to_dict() if outcome.parity is not None else None,
+        "culprit": str(outcome.culprit) if outcome.culprit is not None else None,
+        "seconds_by_step": outcome.stopwatch.seconds,
+    }
+
+
+def show(request: Request, outcome: Outcome) -> None:
+    """The report for people."""
+    out = console()
+    out.print(request.model, style="bold")
+    out.print()
+    out.print(operator_table(outcome))
+    out.print()
+    if outcome.parity is not None:
+        show_parity(outcome.parity)
+    if outcome.culprit is not None:
+        out.print(f"culprit  {outcome.culprit}", style="red")
+    steps = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in outcome.stopwatch.seconds.items())
+    out.print(f"time     {steps}")
+    if outcome.written is not None:
+        out.print(f"wrote    {outcome.written}")
+        return
+    out.print("wrote    nothing", style="red")
+    if outcome.failed and not request.bisect:
+        out.print("         --bisect finds the rewrite that is to blame")
+
+
+def operator_table(outcome: Outcome) -> Any:
+    before, after = outcome.report.before, outcome.report.after
+    made = table("operator", "before", "after", "change")
+    names = sorted({*before.operators, *after.operators}, key=lambda name: (-before.operators[name], name))
+    changed = [name for name in names if before.operators[name] != after.operators[name]]
+    for name in changed:
+        mine, other = before.operators[name], after.operators[name]
+        made.add_row(name, f"{mine:,}" if mine else "", f"{other:,}" if other else "", f"{other - mine:+,}")
+    kinds = len(names) - len(changed)
+    same = sum(before.operators[name] for name in names if name not in changed)
+    if kinds:
+        made.add_row(f"{kinds} {'operator' if kinds == 1 else 'operators'} unchanged", f"{same:,}", f"{same:,}", "")
+    made.add_section()
+    made.add_row("nodes", f"{before.nodes:,}", f"{after.nodes:,}", change_text(before.nodes, after.nodes))
+    size, new_size = outcome.bytes
+    made.add_row(
+        "file size", size_text(size) if size else "", size_text(new_size), change_text(size, new_size) if size else ""
+    )
+    if outcome.opsets[0] != outcome.opsets[1]:
+        made.add_row("opset", *(str(opset or "") for opset in outcome.opsets), "")
+    return made

@@ -1,0 +1,79 @@
+"""`tilewright parity`: do two models, or a model here and in ONNX Runtime, compute the same?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+@click.command("parity")
+@click.argument("model", type=click.Path())
+@click.argument("other", type=click.Path(), required=False)
+@click.option(
+    "--engine", type=click.Choice(["onnxruntime", "reference"]), default="onnxruntime", show_default=True,
+    help="What runs two models, or what one model is held against.",
+)  # fmt: skip
+@click.option("--target", default="reference", show_default=True, help="What a single MODEL is compiled for.")
+@click.option("--input", "given", multiple=True, metavar="NAME=FILE", help="Run on this input: x=x.npy, rate=16000.")
+@click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="A size for a symbolic dim: batch=1.")
+@click.option(
+    "--input-shape", "shapes", multiple=True, metavar="INPUT:DIMS", help="A shape for an input: x:1,3,320,320."
+)
+@click.option("--runs", type=click.IntRange(1), default=2, show_default=True, help="Runs on made-up inputs.")
+@click.option("--seed", type=int, default=0, show_default=True, help="For made-up inputs.")
+@click.option("--rtol", type=float, metavar="R", help="Allowed max|a-b| / max|b|; default 1e-4 for float32.")
+@click.option("--json", "as_json", is_flag=True, help="Report as JSON.")
+def parity(**options: Any) -> None:
+    """Check that MODEL computes the same as OTHER (.onnx or .tw), or, alone, the same as in ONNX Runtime.
+
+    \b
+    tilewright parity smaller.onnx model.onnx --input x=x.npy
+    tilewright parity model.onnx --dim batch=4
+
+    Outputs agree if shape, dtype and the places of NaN and infinities are equal and max|a-b| <= R * max|b|; integers,
+    bools and strings must be equal. Exit code 0: they agree; 1: they differ, or could not be run.
+    """
+    check(**options)
+
+
+def check(model: str, other: str | None, given: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Compare and report. Raises SystemExit(1) unless all outputs agree."""
+    import tilewright
+    from tilewright.backends.model_source import open_model
+    from tilewright.graph.diagnostics import DiagnosticLog, UsageError
+    from tilewright.tools._inputs import read_inputs, read_sizes
+    from tilewright.tools._show import print_json, show_diagnostics, show_parity
+
+    log = DiagnosticLog()
+    dims, shapes = read_sizes(options["dims"], options["shapes"])
+    engine, target = options["engine"], options["target"]
+    if other is not None and target != "reference":
+        raise UsageError("parity/options", "--target is for a single model; two models are run by --engine")
+    feeds = read_inputs(open_model(other or model, DiagnosticLog()).module, given) or None
+    report = tilewright.parity(
+        model,
+        engine if other is None else other,
+        feeds,
+        runs=options["runs"],
+        seed=options["seed"],
+        rtol=options["rtol"],
+        dims=dims,
+        shapes=shapes,
+        target=target,
+        engine=engine,
+        log=log,
+    )
+    show_diagnostics(log.diagnostics)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        show_parity(report)
+    if not report.passed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    from _script import run
+
+    run(parity)
