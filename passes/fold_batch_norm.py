@@ -20,7 +20,7 @@ import numpy as np
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
 from .affine import LINEAR, Linear, read_linear
-from .base import Exactness, RulePass
+from .base import RulePass
 from .pattern import PatternBuilder, PatternValue
 from .rules import Match, Mismatch, Rule, Verdict
 
@@ -28,7 +28,7 @@ from .rules import Match, Mismatch, Rule, Verdict
 class BatchNormAfterLinear(Rule):
     """batch_normalization(conv(x, w)) -> conv(x, w', b'), likewise for conv_transpose, gemm and matmul"""
 
-    exactness: Exactness = "reassociates"
+    exactness = "reassociates"
 
     def match(self, p: PatternBuilder, x: PatternValue) -> PatternValue:
         linear = p.named("linear", p.op(LINEAR, x, p.const(), p.optional(p.const())))
@@ -55,7 +55,7 @@ class BatchNormAfterLinear(Rule):
 class BatchNormBeforeLinear(Rule):
     """conv(batch_normalization(x), w) -> conv(x, w', b') without padding, likewise for gemm"""
 
-    exactness: Exactness = "reassociates"
+    exactness = "reassociates"
 
     def match(self, p: PatternBuilder, x: PatternValue) -> PatternValue:
         normal = p.named("normal", p.batch_normalization(x, p.const(), p.const(), p.const(), p.const()))

@@ -16,7 +16,7 @@ import numpy as np
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
 from .affine import LINEAR, Linear, per_channel, read_linear
-from .base import Exactness, RulePass
+from .base import RulePass
 from .pattern import PatternBuilder, PatternValue
 from .rules import Match, Mismatch, Rule, Verdict
 
@@ -24,7 +24,7 @@ from .rules import Match, Mismatch, Rule, Verdict
 class ScaleOfLinear(Rule):
     """mul(conv(x, w), k) -> conv(x, w * k), likewise for div, and for conv_transpose, gemm and matmul"""
 
-    exactness: Exactness = "reassociates"
+    exactness = "reassociates"
 
     def match(self, p: PatternBuilder, x: PatternValue, k: PatternValue) -> PatternValue:
         linear = p.op(LINEAR, x, p.const(), p.optional(p.const()))
@@ -50,7 +50,7 @@ class ScaleOfLinear(Rule):
 class ShiftOfLinear(Rule):
     """add(conv(x, w), k) -> conv(x, w, k), likewise for sub, and for conv_transpose, gemm and matmul"""
 
-    exactness: Exactness = "reassociates"
+    exactness = "reassociates"
 
     def match(self, p: PatternBuilder, x: PatternValue, k: PatternValue) -> PatternValue:
         linear = p.op(LINEAR, x, p.const(), p.optional(p.const()))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..graph.builder import OpBuilder
 from ..graph.core import Value
 from ..graph.dims import prove_equal
-from .base import Exactness, RulePass
+from .base import RulePass
 from .pattern import PatternBuilder, PatternValue
 from .rules import Match, Rule, Verdict
 
@@ -26,7 +26,7 @@ class MatMulAddToGemm(Rule):
     """add(matmul(x, w), c) -> gemm(x, w, c)"""
 
     name = "matmul-add-to-gemm"
-    exactness: Exactness = "reassociates"
+    exactness = "reassociates"
 
     def match(self, p: PatternBuilder, x: PatternValue, w: PatternValue, c: PatternValue) -> PatternValue:
         result: PatternValue = p.add(p.named("product", p.matmul(x, w)), c)
@@ -47,7 +47,7 @@ class MatMulAddToGemm(Rule):
 class GemmAdd(Rule):
     """add(gemm(x, w), c) -> gemm(x, w, c), where gemm has no addend yet"""
 
-    exactness: Exactness = "reassociates"
+    exactness = "reassociates"
 
     def match(self, p: PatternBuilder, x: PatternValue, w: PatternValue, c: PatternValue) -> PatternValue:
         result: PatternValue = p.add(p.named("product", p.gemm(x, w, p.absent)), c)
