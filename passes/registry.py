@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # name -> "module:Class", relative to this package; a test imports them all and compares names.
 BUILTIN: dict[str, str] = {
     "bind-dims": "bind_dims:BindDims",
+    "collapse-batch": "collapse_batch:CollapseBatch",
     "cse": "cse:CommonSubexpressions",
     "cut": "cut:Cut",
     "dce": "dce:DeadCode",
@@ -32,6 +33,7 @@ BUILTIN: dict[str, str] = {
     "merge-slices": "merge_slices:MergeSlices",
     "merge-squeezes": "merge_squeezes:MergeSqueezes",
     "no-ops": "no_ops:NoOps",
+    "recompose-layer-norm": "recompose_layer_norm:RecomposeLayerNorm",
     "remove-identity": "remove_identity:RemoveIdentity",
     "share-initializers": "share_initializers:ShareInitializers",
     "simplify-arithmetic": "simplify_arithmetic:SimplifyArithmetic",
