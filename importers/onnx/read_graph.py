@@ -23,7 +23,7 @@ from .context import ReadContext, Scope
 from .declared import Declarations, properties, read_declaration, write_declaration
 from .order import CyclicGraph, sorted_order
 from .read_node import NodeReader, agree
-from .read_tensors import tensor_facts
+from .read_tensors import sparse_facts, tensor_facts
 from .residual import Modelled
 
 _GRAPH = Modelled(
@@ -172,7 +172,7 @@ class BodyReader:
             if tensor is None or data is None:
                 continue
             defaults[argument] = data
-            facts = tensor_facts(tensor, named=False) if isinstance(tensor, TensorProto) else {}
+            facts = _initializer_facts(tensor)
             if facts:
                 argument.info = {**(argument.info or {}), "initializer": facts}
             if refine(argument.type, data.type) is None:
@@ -221,7 +221,7 @@ class BodyReader:
         if data is None:
             scope.names.setdefault(name, self.nodes.placeholder(name))
             return
-        metadata = tensor_facts(tensor, named=False) if isinstance(tensor, TensorProto) else {}
+        metadata = _initializer_facts(tensor)
         op = self.nodes.constant(builder, data, name, metadata)
         self.define(scope, name, op.result, None)
 
@@ -284,3 +284,7 @@ def _keep_graph_facts(block: Block, proto: GraphProto, context: ReadContext) -> 
     rest = _GRAPH.leftover(proto, context.look_for_unknown)
     if rest:
         facts["residual"] = rest
+
+
+def _initializer_facts(tensor: TensorProto | SparseTensorProto) -> Metadata:
+    return tensor_facts(tensor, False) if isinstance(tensor, TensorProto) else sparse_facts(tensor, False)

@@ -26,7 +26,7 @@ from .check import SchemaChecker, Signature
 from .constants import node_constant
 from .context import ReadContext, Scope
 from .declared import Declarations, declared_types, properties
-from .read_tensors import tensor_facts
+from .read_tensors import sparse_facts, tensor_facts
 from .region_types import argument_types
 from .residual import Modelled
 
@@ -307,10 +307,8 @@ def attribute_info(attribute: AttributeProto, kind: str, value: AttributeValue) 
     info: Metadata = {}
     if attribute.doc_string:
         info["doc_string"] = attribute.doc_string
-    if kind == "tensor" and isinstance(value, TensorData):
-        facts = tensor_facts(attribute.t, named=True)
-        if facts:
-            info["tensor"] = facts
+    if not isinstance(value, AttributeReference):
+        info.update(_tensor_info(attribute, kind))
     if kind in ("type_proto", "type_protos") and not isinstance(value, AttributeReference):
         declared = declared_types(attribute, value)
         if declared:
@@ -318,3 +316,16 @@ def attribute_info(attribute: AttributeProto, kind: str, value: AttributeValue) 
     if not isinstance(value, AttributeReference) and attribute_kind(value) != kind:
         info["kind"] = kind
     return info
+
+
+def _tensor_info(attribute: AttributeProto, kind: str) -> Metadata:
+    """What the tensors in an attribute say besides their content."""
+    if kind in ("tensor", "sparse_tensor"):
+        one = tensor_facts(attribute.t, True) if kind == "tensor" else sparse_facts(attribute.sparse_tensor, True)
+        return {"tensor": one} if one else {}
+    several: list[Metadata] = []
+    if kind == "tensors":
+        several = [tensor_facts(item, named=True) for item in attribute.tensors]
+    elif kind == "sparse_tensors":
+        several = [sparse_facts(item, named=True) for item in attribute.sparse_tensors]
+    return {"tensors": tuple(several)} if any(several) else {}

@@ -148,3 +148,10 @@ def _tensors_in(message: Message) -> Iterator[TensorProto]:
                 stack.append(value)
             elif hasattr(value, "extend") and len(value) and isinstance(value[0], Message):
                 stack.extend(value)
+
+
+def sparse_facts(proto: SparseTensorProto, named: bool) -> Metadata:
+    """As `tensor_facts`; what concerns the indices is under "indices"."""
+    facts = tensor_facts(proto.values, named)
+    indices = tensor_facts(proto.indices, named=True)
+    return {**facts, "indices": indices} if indices else facts

@@ -222,7 +222,7 @@ class BodyWriter:
 
     def _add_initializer(self, proto: GraphProto, name: str, data: TensorData, facts: Metadata) -> None:
         if isinstance(data, SparseData):
-            proto.sparse_initializer.append(self.context.tensors.sparse(data, name))
+            proto.sparse_initializer.append(self.context.tensors.sparse(data, name, facts))
         else:
             proto.initializer.append(self.context.tensors.tensor(data, name, facts))
 

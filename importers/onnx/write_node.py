@@ -143,11 +143,13 @@ class NodeWriter:
         elif kind == "tensor" and isinstance(value, TensorData):
             proto.t.CopyFrom(tensors.tensor(value, "", info.get("tensor")))
         elif kind == "tensors":
-            proto.tensors.extend(tensors.tensor(item) for item in value)
+            facts = info.get("tensors", ({},) * len(value))
+            proto.tensors.extend(tensors.tensor(item, "", fact) for item, fact in zip(value, facts, strict=True))
         elif kind == "sparse_tensor" and isinstance(value, SparseData):
-            proto.sparse_tensor.CopyFrom(tensors.sparse(value))
+            proto.sparse_tensor.CopyFrom(tensors.sparse(value, "", info.get("tensor")))
         elif kind == "sparse_tensors":
-            proto.sparse_tensors.extend(tensors.sparse(item) for item in value)
+            facts = info.get("tensors", ({},) * len(value))
+            proto.sparse_tensors.extend(tensors.sparse(item, "", fact) for item, fact in zip(value, facts, strict=True))
         else:
             proto = attribute_proto(name, value, kind)
             if "declarations" in info:

@@ -37,9 +37,12 @@ class TensorWriter:
             _add_facts(proto, facts)
         return proto
 
-    def sparse(self, data: SparseData, name: str = "") -> SparseTensorProto:
+    def sparse(self, data: SparseData, name: str = "", facts: Metadata | None = None) -> SparseTensorProto:
+        facts = facts or {}
         return SparseTensorProto(
-            values=self.tensor(data.values, name), indices=self.tensor(data.indices), dims=data.shape
+            values=self.tensor(data.values, name, facts),
+            indices=self.tensor(data.indices, "", facts.get("indices")),
+            dims=data.shape,
         )
 
     def _index(self, data: TensorData) -> int:

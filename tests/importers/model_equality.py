@@ -105,7 +105,9 @@ class _Comparison:
         ours, theirs = numpy_helper.to_array(left, self.folder), numpy_helper.to_array(right, self.folder)
         if ours.tobytes() != theirs.tobytes():
             where = np.flatnonzero(ours.ravel() != theirs.ravel())
-            first = f"first at {where[0]}: {ours.ravel()[where[0]]}, {theirs.ravel()[where[0]]}" if where.size else "bits"
+            first = (
+                f"first at {where[0]}: {ours.ravel()[where[0]]}, {theirs.ravel()[where[0]]}" if where.size else "bits"
+            )
             yield f"{path}: the contents of {left.name!r} differ, {first}"
 
 
