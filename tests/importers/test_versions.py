@@ -130,11 +130,9 @@ def sample_attributes(op_type: str, version: int) -> Iterator[dict[str, Any]]:
 def sample_nodes(op_type: str, version: int) -> Iterator[tuple[Node, Facts]]:
     """Nodes that ONNX's checker takes at this version: attribute samples, and with or without optional inputs."""
     schema = _schema(op_type, version)
-    full = [
-        sum(item.option.name != "Variadic" for item in schema.inputs)
-        + any(i.option.name == "Variadic" for i in schema.inputs) * 2
-    ]
-    least = max(schema.min_input, 2 if schema.inputs and schema.inputs[-1].option.name == "Variadic" else 0)
+    variadic = bool(schema.inputs) and schema.inputs[-1].option.name == "Variadic"
+    full = len(schema.inputs) + variadic
+    least = max(schema.min_input, 2 * variadic)
     for attributes, count in itertools.product(sample_attributes(op_type, version), sorted({least, full})):
         facts = Facts()
         inputs = [_input(op_type, schema, index, facts) for index in range(count)]
