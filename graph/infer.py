@@ -41,10 +41,17 @@ class InferenceContext:
     def __init__(self, symbols: FreshSymbols) -> None:
         self.symbols = symbols
         self._symbolic: dict[Value, SymbolicArray | None] = {}
+        self._derived: dict[tuple[Any, ...], Dim] = {}
 
     def fresh(self, minimum: int = 0) -> Dim:
         """A dim that is equal to no other known dim."""
         return self.symbols.fresh(minimum)
+
+    def derived(self, *key: Any, minimum: int = 0) -> Dim:
+        """A fresh dim that follows from `key` alone, in a way no dim expression says: the same one for the same key."""
+        if key not in self._derived:
+            self._derived[key] = self.fresh(minimum)
+        return self._derived[key]
 
     def data(self, value: Value | None) -> TensorData | None:
         """The constant behind `value`, if it is one."""
@@ -244,6 +251,9 @@ def refine(declared: Type, inferred: Type) -> Type | None:
     if isinstance(declared, types.OptionalType) and isinstance(inferred, types.OptionalType):
         element = refine(declared.element, inferred.element)
         return None if element is None else types.optional(element)
+    if isinstance(declared, types.MapType) and isinstance(inferred, types.MapType):
+        value = refine(declared.value, inferred.value) if declared.key is inferred.key else None
+        return None if value is None else types.map_of(declared.key, value)
     return None
 
 

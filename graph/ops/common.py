@@ -175,7 +175,8 @@ def broadcast_dims(left: Dim, right: Dim, context: InferenceContext) -> Dim | No
         return right if right_is_one is False and isinstance(right, int) else left
     if right_is_one is False:
         return right
-    return context.fresh(min(bounds(left)[0] or 0, bounds(right)[0] or 0, 1))
+    least = max(min(bounds(left)[0] or 0, bounds(right)[0] or 0, 1), 0)
+    return context.derived("broadcast", frozenset((left, right)), minimum=least)
 
 
 def broadcast(op: Operation, shapes: Sequence[Shape | None], context: InferenceContext) -> Shape | None:

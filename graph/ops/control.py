@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from .. import dtypes, types
+from .. import types
 from ..core import Block, Operation, Value
 from ..dims import Dim, DimExpr, bounds, is_symbol, prove_equal, substitute, symbols_of
 from ..opdef import OpDefinition, Trait, op
@@ -17,7 +17,7 @@ from ..types import SequenceType, TensorType, Type
 from .common import Shape, element_dim, error, normalize_axis, operand_elements, same_dim
 
 if TYPE_CHECKING:
-    from ..infer import InferenceContext
+    from ..infer import InferenceContext, SymbolicArray
 
 CONTROL_FLOW = frozenset({Trait.CONTROL_FLOW})
 
@@ -121,14 +121,25 @@ class If(OpDefinition):
     traits = CONTROL_FLOW
 
     def infer(self, op: Operation, context: InferenceContext) -> Sequence[Type]:
-        chosen = context.constant(op.operands[0])
         then = returned_types(op, "then_branch")
         otherwise = returned_types(op, "else_branch", len(then))
-        known = outer_symbols(op)
-        if chosen is not None and chosen.size == 1:
-            taken = then if bool(chosen.reshape(-1)[0]) else otherwise
-            return [carried_out(type, known, context) for type in taken]
-        return [carried_out(join(a, b, op, context), known, context) for a, b in zip(then, otherwise, strict=True)]
+        taken, known = self._taken(op, context), outer_symbols(op)
+        if taken is not None:
+            joined = then if taken == "then_branch" else otherwise
+        else:
+            joined = [join(a, b, op, context) for a, b in zip(then, otherwise, strict=True)]
+        return [carried_out(type, known, context) for type in joined]
+
+    def _taken(self, op: Operation, context: InferenceContext) -> str | None:
+        """The region that runs, if that is known."""
+        chosen = context.constant(op.operands[0])
+        if chosen is None or chosen.size != 1:
+            return None
+        return "then_branch" if bool(chosen.reshape(-1)[0]) else "else_branch"
+
+    def propagate(self, op: Operation, context: InferenceContext) -> Sequence[SymbolicArray | None] | None:
+        taken = self._taken(op, context)
+        return None if taken is None else [context.symbolic(value) for value in op.regions[taken].block.returned]
 
 
 class Iterated(OpDefinition):
@@ -326,37 +337,3 @@ class FlexAttention(OpDefinition):
         if q.type.shape is None or v.type.shape is None:
             return [q.type.with_shape(q.type.shape and [*q.type.shape[:3], context.fresh()])]
         return [q.type.with_shape([*q.type.shape[:3], v.type.shape[3]])]
-
-
-def argument_types(op: Operation, region: str, context: InferenceContext) -> list[Type]:
-    """What is known of the arguments of a region from the operands alone, for regions that declare no types.
-
-    States may change their dims from one run to the next, so only their element types are certain.
-    """
-    if op.name == "loop":
-        states = [_any_shape(type) for type in types_of(op.operands[2:])]
-        return [types.tensor(dtypes.i64, ()), types.tensor(dtypes.bool_, ()), *states]
-    if op.name == "scan":
-        count = len(op.operands) - op.attr("num_scan_inputs")
-        axes = op.attr("scan_input_axes") or (0,) * (len(op.operands) - count)
-        elements = [_slice(type, axis, op) for type, axis in zip(types_of(op.operands[count:]), axes, strict=True)]
-        return [*[_any_shape(type) for type in types_of(op.operands[:count])], *elements]
-    if op.name == "sequence_map":
-        return [
-            carried_out(type.element, set(), context) if isinstance(type, SequenceType) else type
-            for type in types_of(op.operands)
-        ]
-    return [types.UNKNOWN] * len(op.regions[region].block.arguments)
-
-
-def _any_shape(type: Type) -> Type:
-    if isinstance(type, TensorType):
-        return types.tensor(type.dtype, None)
-    return types.sequence(_any_shape(type.element)) if isinstance(type, SequenceType) else type
-
-
-def _slice(type: Type, axis: int, op: Operation) -> Type:
-    if not isinstance(type, TensorType) or type.shape is None:
-        return type
-    axis = normalize_axis(axis, len(type.shape), op)
-    return type.with_shape([*type.shape[:axis], *type.shape[axis + 1 :]])

@@ -104,9 +104,10 @@ class Convolution(TensorOp):
     def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
         x, w = shape_of(op, 0), shape_of(op, self.weight)
         kernel = op.attr("kernel_shape")
-        if x is None or (w is None and kernel is None):
-            rank = len(x) if x is not None else len(w) if w is not None else None
-            return unknown_dims(rank, context)
+        if x is None:
+            return None if w is None else [context.fresh(), w[0], *[context.fresh() for _ in w[2:]]]
+        if w is None and kernel is None:
+            return [x[0], *[context.fresh() for _ in x[1:]]]
         require_rank(op, 0, x, 3, at_least=True)
         if w is None:
             return [x[0], context.fresh(), *Window.of(op, kernel).output(op, x[2:])]

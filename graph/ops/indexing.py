@@ -86,6 +86,12 @@ class GatherElements(TensorOp):
             normalize_axis(op.attr("axis", 0), len(data), op)
         return indices
 
+    def evaluate(self, op: Operation, data: Any, indices: Any) -> Any:
+        axis = op.attr("axis", 0) % data.ndim
+        # Off the axis, `data` may be larger than `indices`: only its beginning is read.
+        read = tuple(slice(None) if each == axis else slice(size) for each, size in enumerate(indices.shape))
+        return np.take_along_axis(data[read], indices, axis)
+
 
 @op("GatherND")
 class GatherND(TensorOp):

@@ -163,15 +163,27 @@ def _resolve(op: Operation, dims: list[Dim | None], shape: Shape | None, context
             "shape/reshape", f"reshape of {format_shape(shape)} to {target}: {total} elements do not become {known}"
         )
     rest: Dim | None = None
-    if unknown == 1 and total is not None and not (isinstance(known, int) and known == 0):
-        rest = exact_div(total, known)
-        if rest is None and isinstance(known, int):
-            if isinstance(total, int):
+    if unknown == 1 and shape is not None and not (isinstance(known, int) and known == 0):
+        left, right = _without_common(shape, [dim for dim in dims if dim is not None])
+        rest = exact_div(left, right)
+        if rest is None and isinstance(right, int):
+            if isinstance(left, int):
                 raise error(
                     "shape/reshape", f"reshape of {format_shape(shape)} to {target}: {total} elements do not fit"
                 )
-            rest = total // known
+            rest = left // right
     return tuple(dim if dim is not None else context.fresh() if rest is None else rest for dim in dims)
+
+
+def _without_common(left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, Dim]:
+    """The products of both lists, without the symbolic dims that both have."""
+    remaining, divisor = list(left), []
+    for dim in right:
+        if not isinstance(dim, int) and dim in remaining:
+            remaining.remove(dim)
+        else:
+            divisor.append(dim)
+    return product(remaining), product(divisor)
 
 
 @op("Flatten")
