@@ -206,9 +206,9 @@ class _Parser(ValueParser):
         operands: list[Value | None] = []
         attributes: dict[str, AttributeValue] = {}
         constant: Constant | None = None
-        if self.token.kind == "value" or self.token.text == "none":
+        if (self.token.kind == "value" or self.token.text == "none") and not self.at_results():
             operands = self.operands()
-        elif definition is self.constant and self.token.text not in ("{", ":", "@", "<", "}"):
+        elif definition is self.constant and len(keys) == 1 and self.token.text not in ("{", ":"):
             constant = self.constant_operand()
         if self.accept("{"):
             attributes = self.entries("}", "an attribute's name", "=")
@@ -250,6 +250,16 @@ class _Parser(ValueParser):
                 break
         self.expect("=")
         return keys, tokens
+
+    def at_results(self) -> bool:
+        """Whether the values here are results of the next operation: `%a, %b =`."""
+        position = self.position
+        while self.tokens[position].kind == "value" or self.tokens[position].text == "_":
+            position += 1
+            if self.tokens[position].text != ",":
+                return self.tokens[position].text == "="
+            position += 1
+        return False
 
     def definition(self) -> OpDefinition:
         token = self.token

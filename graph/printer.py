@@ -214,7 +214,8 @@ class _Printer:
 
     def defined(self, value: Value) -> str:
         """A result or argument where it is defined; `_` for one that the model leaves out."""
-        return "_" if value.name == "" and not value.use_count else self.names.get(value) or self.used(value)
+        is_absent = value.name == "" and value.info is None and not value.use_count
+        return "_" if is_absent else self.used(value)
 
     def used(self, value: Value | None) -> str:
         if value is None:

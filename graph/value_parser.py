@@ -19,6 +19,8 @@ Constant = Callable[[Type | None], AttributeValue]
 
 _WORDS = {"none": None, "true": True, "false": False, "nan": float("nan"), "inf": float("inf")}
 _ELEMENT_WORDS = frozenset({"true", "false", "nan", "inf"})
+_ELEMENT_KINDS = frozenset({"int", "float", "hex", "string", "bytes"})
+_BRACKETS = {"[": 1, "(": 1, "]": -1, ")": -1}
 _ATOMS: dict[str, Callable[[str], Any]] = {"int": int, "float": float_of, "string": unquote, "bytes": bytes_of}
 
 
@@ -64,12 +66,20 @@ class ValueParser(TokenReader):
 
     def value(self) -> Any:
         """A value of an attribute or of metadata; a literal followed by `: type` is a tensor."""
-        start = self.position
-        value = self.nested(self.plain_value)
-        if self.token.text == ":" and self.ahead.kind == "tensor":
-            self.position = start
-            return self.tensor()
-        return value
+        return self.tensor() if self.at_tensor() else self.nested(self.plain_value)
+
+    def at_tensor(self) -> bool:
+        """Whether a literal is followed by the type of a tensor."""
+        position, depth = self.position, 0
+        while True:
+            token = self.tokens[position]
+            if token.text in _BRACKETS:
+                depth += _BRACKETS[token.text]
+            elif token.kind not in _ELEMENT_KINDS and token.text not in _ELEMENT_WORDS and token.text != ",":
+                return False
+            position += 1
+            if depth <= 0:
+                return self.tokens[position].text == ":" and self.tokens[position + 1].kind == "tensor"
 
     def plain_value(self) -> Any:
         token = self.token
@@ -232,7 +242,7 @@ class ValueParser(TokenReader):
         if token.text == "(":
             parts = [self.next().text, self.expect(",").text, self.next().text, self.expect(")").text]
             return f"({parts[0]}, {parts[2]})"
-        if token.kind not in ("int", "float", "hex", "string", "bytes") and token.text not in _ELEMENT_WORDS:
+        if token.kind not in _ELEMENT_KINDS and token.text not in _ELEMENT_WORDS:
             self.fail(f"expected an element of a tensor, found {token}", token)
         return token.text
 
