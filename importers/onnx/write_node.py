@@ -94,7 +94,7 @@ class NodeWriter:
     def _append(self, op: Operation, node: versions.Node, graph: OpenGraph) -> None:
         proto = self._message(op, node.domain, node.op_type)
         for item in node.inputs:
-            proto.input.append(self.bodies.use(item) if isinstance(item, Value) else "")
+            proto.input.append("" if item is None else self._operand(item, graph))
         infos = op.metadata.get("attribute_info", {})
         kinds = self._kinds(op, node)
         for name, value in node.attributes.items():
@@ -108,6 +108,16 @@ class NodeWriter:
             proto.MergeFromString(op.metadata["residual"])
         self.bodies.used_domains[node.domain] = None
         graph.nodes.append(proto)
+
+    def _operand(self, item: Value | TensorData, graph: OpenGraph) -> str:
+        """The name of an input. A constant that only the older form needs is written with it."""
+        if isinstance(item, TensorData):
+            block = Block()
+            self.bodies.borrow(block, graph)
+            made = OpBuilder(block, self.context.symbols).create("const", (), {"value": item}, result_types=[item.type])
+            self.bodies.write(made, graph)
+            item = made.result
+        return self.bodies.use(item)
 
     def _message(self, op: Operation, domain: str, op_type: str) -> NodeProto:
         """A node without inputs, outputs and attributes."""
