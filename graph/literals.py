@@ -134,7 +134,7 @@ _EXACT_WIDTH = 8
 
 
 def _shortest(item: np.generic, dtype: DType) -> str:
-    if dtype.numpy.isbuiltin == 1:
+    if dtype.bits >= 32:
         return str(item)
     wide = float(item)
     if not math.isfinite(wide):
