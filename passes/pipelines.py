@@ -9,11 +9,19 @@ from __future__ import annotations
 
 from .base import Exactness
 
+# Bit-exact: what depends on nothing that changes at run time, what gives back its operand, what is done twice.
+_CLEANUP = (
+    "inline-functions,infer-shapes,remove-identity,repeat(max=8){simplify-if,simplify-loops,unroll-loops,fold,no-ops,"
+    "merge-casts,merge-reshapes,merge-slices,merge-squeezes,simplify-shapes,simplify-arithmetic,drop-expands,cse,dce,"
+    "infer-shapes}"
+)
+_LAST = "share-initializers,dce"
+
 PRESETS: dict[str, str] = {
     "O0": "",
-    "O1": "remove-identity,repeat(max=4){cse,dce}",
-    "O2": "remove-identity,repeat(max=4){cse,dce}",
-    "O3": "remove-identity,repeat(max=4){cse,dce}",
+    "O1": f"{_CLEANUP},{_LAST}",
+    "O2": f"{_CLEANUP},{_LAST}",
+    "O3": f"{_CLEANUP},{_LAST}",
 }
 
 # The least exact kind of rewrite that a level permits.

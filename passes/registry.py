@@ -38,6 +38,9 @@ BUILTIN: dict[str, str] = {
     "share-initializers": "share_initializers:ShareInitializers",
     "simplify-arithmetic": "simplify_arithmetic:SimplifyArithmetic",
     "simplify-if": "simplify_if:SimplifyIf",
+    "simplify-loops": "simplify_loops:SimplifyLoops",
+    "simplify-shapes": "simplify_shapes:SimplifyShapes",
+    "unroll-loops": "unroll_loops:UnrollLoops",
 }
 
 _registered: dict[str, type[Pass]] = {}
