@@ -18,7 +18,11 @@ from ..graph.core import Operation, Value
 from .affine import LINEAR, Linear, per_channel, read_linear
 from .base import RulePass
 from .pattern import PatternBuilder, PatternValue
-from .rules import Match, Mismatch, Rule, Verdict
+from .proofs import same_tensor_type
+from .rules import Match, Mismatch, OpRule, Rule, Verdict
+
+# Operations that a multiplication by one number may pass: they only move elements.
+_MOVEMENT = ("reshape", "transpose", "squeeze", "unsqueeze", "flatten")
 
 
 class ScaleOfLinear(Rule):
@@ -69,6 +73,89 @@ class ShiftOfLinear(Rule):
         return linear.build(b)
 
 
+class NumberBehindMovement(OpRule):
+    """mul(transpose(reshape(matmul(x, w))), 0.125) -> transpose(reshape(matmul(x, w * 0.125)))
+
+    The scale of attention, as exporters write it: behind the split into heads, a pass over the whole tensor that the
+    weights can do once.
+    """
+
+    root = ("mul", "div")
+    exactness = "reassociates"
+
+    def when(self, m: Match) -> Verdict:
+        found = _scaled_product(m)
+        return found if isinstance(found, Mismatch) else True
+
+    def build(self, b: OpBuilder, m: Match) -> Value:
+        found = _scaled_product(m)
+        assert not isinstance(found, Mismatch)
+        tensor, number, targets = found
+        for op, index in targets:
+            operand = op.operands[index]
+            data = m.data(operand)
+            assert data is not None
+            scaled = data.numpy().astype(np.float64)
+            scaled = (scaled / number if m.root.name == "div" else scaled * number).astype(data.dtype.numpy)
+            m.rewriter.set_operand(op, index, m.rewriter.before(op).const(scaled, data.dtype))
+        return tensor
+
+
+def _scaled_product(m: Match) -> tuple[Value, float, list[tuple[Operation, int]]] | Mismatch:
+    """The tensor that is scaled, the number, and the constant operands that can be scaled instead."""
+    left, right = m.root.operands
+    number_side = 1 if m.root.name == "div" or m.scalar(right) is not None else 0
+    tensor, factor = (left, right) if number_side == 1 else (right, left)
+    number = m.scalar(factor)
+    if tensor is None or number is None:
+        return m.fail("it does not scale by one number", m.root)
+    if not same_tensor_type(tensor.type, m.value.type):
+        return m.fail("the number widens the tensor", m.root)
+    if not np.isfinite(number) or (m.root.name == "div" and number == 0):
+        return m.fail(f"scaling weights by {number} is not scaling results by it", m.root)
+    current: Value | None = tensor
+    while current is not None and current.producer is not None and current.producer.name in _MOVEMENT:
+        if current.use_count != 1:
+            return m.fail("the tensor has other users", current)
+        current = current.producer.operands[0]
+    targets = _scalable_operands(m, current)
+    return targets if isinstance(targets, Mismatch) else (tensor, float(number), targets)
+
+
+def _scalable_operands(m: Match, product: Value | None) -> list[tuple[Operation, int]] | Mismatch:
+    """The weight of the product, and its bias if it has one: constants that nobody else uses."""
+    op = product.producer if product is not None else None
+    if op is None or product is None or product.use_count != 1:
+        return m.fail("the tensor has other users, or none made it", m.root)
+    targets: list[tuple[Operation, int]] = []
+    if op.name == "add":
+        side = 1 if m.data(op.operands[1]) is not None else 0
+        targets.append((op, side))
+        inner = op.operands[1 - side]
+        if inner is None or inner.producer is None or inner.producer.name != "matmul" or inner.use_count != 1:
+            return m.fail("what is scaled is no product with a weight", op)
+        op = inner.producer
+    if op.name not in LINEAR:
+        return m.fail("what is scaled is no product with a weight", op)
+    targets.append((op, 1))
+    if op.name != "matmul" and op.input(2) is not None:
+        targets.append((op, 2))
+    for target, index in targets:
+        operand = target.operands[index]
+        data = m.data(operand)
+        if data is None or operand is None or not data.dtype.is_float:
+            return m.fail("a weight or bias is not a constant", target)
+        if operand.use_count != 1 and data.numpy().any():
+            return m.fail("a weight or bias has other users", operand)
+    # Zeros stay zeros, so that many layers can go on sharing them.
+    return [(target, index) for target, index in targets if _has_nonzero(m, target.operands[index])]
+
+
+def _has_nonzero(m: Match, value: Value | None) -> bool:
+    data = m.data(value)
+    return data is not None and bool(data.numpy().any())
+
+
 def _read(m: Match) -> tuple[Linear, np.ndarray] | Mismatch:
     linear = read_linear(m, _linear(m))
     if isinstance(linear, Mismatch):
@@ -87,4 +174,4 @@ class FoldScaleShift(RulePass):
 
     name = "fold-scale-shift"
     exactness = "reassociates"
-    rules = (ScaleOfLinear, ShiftOfLinear)
+    rules = (ScaleOfLinear, ShiftOfLinear, NumberBehindMovement)
