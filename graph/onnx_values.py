@@ -151,7 +151,9 @@ def type_from_proto(proto: TypeProto, named: Callable[[str], Dim], symbols: Fres
     if kind == "optional_type":
         return types.optional(type_from_proto(proto.optional_type.elem_type, named, symbols))
     if kind == "map_type":
-        key = dtypes.BY_ONNX_CODE[proto.map_type.key_type]
+        key = dtypes.BY_ONNX_CODE.get(proto.map_type.key_type)
+        if key is None:
+            return types.UNKNOWN
         return types.map_of(key, type_from_proto(proto.map_type.value_type, named, symbols))
     if kind == "opaque_type":
         return types.opaque(proto.opaque_type.domain, proto.opaque_type.name)

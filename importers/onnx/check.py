@@ -95,6 +95,17 @@ class SchemaChecker:
             self._report_unknown(domain, op_type, location)
         return found
 
+    def check_import(self, domain: str, location: Location) -> None:
+        """Say once of each domain that is used and not imported so; without a version a standard one has no meaning."""
+        if domain in self.opsets or domain in self._reported_domains:
+            return
+        self._reported_domains.add(domain)
+        message = f"operators of {domain or 'ai.onnx'} are used, but no version of it is imported"
+        if self.is_standard(domain):
+            self.log.error("onnx/opset-missing", message, location)
+        else:
+            self.log.warning("onnx/opset-missing", message, location)
+
     def is_standard(self, domain: str) -> bool:
         """Whether ONNX defines `domain`, so that an operator it does not know there is an error."""
         return domain in newest_opsets()
@@ -113,12 +124,7 @@ class SchemaChecker:
         shown = domain or "ai.onnx"
         version = self.opsets.get(domain)
         if version is None:
-            if domain not in self._reported_domains:
-                self._reported_domains.add(domain)
-                self.log.error(
-                    "onnx/opset-missing", f"the model uses operators of {shown} but imports no version of it", location
-                )
-            return
+            return  # `check_import` reported that
         notes = _hints(domain, op_type, version)
         self.log.error("onnx/unknown-op", f"{shown} opset {version} has no operator {op_type!r}", location, *notes)
 

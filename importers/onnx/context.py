@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from onnx import TypeProto
+from onnx import FunctionProto, TypeProto
 
 from ...graph import types
 from ...graph.core import Value
 from ...graph.diagnostics import Diagnostic, DiagnosticLog, TilewrightError
 from ...graph.dims import FreshSymbols
 from ...graph.location import Location
+from ...graph.module import FunctionKey
 from ...graph.onnx_values import type_from_proto
 from ...graph.types import Type
 from .read_tensors import MAX_ELEMENTS, TensorReader
@@ -43,24 +44,54 @@ class Scope:
             scope = scope.outer
 
 
+class ImportLog(DiagnosticLog):
+    """A log that says of each finding in which function and subgraph it was made: the names in `path`.
+
+    Writes into the list of another log. A name made by `push` is taken off by `pop`.
+    """
+
+    def __init__(self, log: DiagnosticLog) -> None:
+        super().__init__(log.diagnostics)
+        self._path: list[str] = []
+
+    def push(self, place: str) -> None:
+        self._path.append(place)
+
+    def pop(self) -> None:
+        self._path.pop()
+
+    def error(self, code: str, message: str, location: Location | None = None, *notes: str) -> None:
+        super().error(code, message, location, *notes, *self.place())
+
+    def warning(self, code: str, message: str, location: Location | None = None, *notes: str) -> None:
+        super().warning(code, message, location, *notes, *self.place())
+
+    def place(self) -> tuple[str, ...]:
+        return (f"in {', '.join(reversed(self._path))}",) if self._path else ()
+
+
 @dataclass
 class ReadContext:
-    """`calls` are domain and name of the model-local functions; `look_for_unknown` see residual.py."""
+    """`functions` are the model-local ones; for `look_for_unknown` see residual.py."""
 
-    log: DiagnosticLog
+    log: ImportLog
     tensors: TensorReader
     symbols: FreshSymbols
     ir_version: int
-    calls: frozenset[tuple[str, str]] = frozenset()
-    look_for_unknown: bool = False
+    look_for_unknown: bool
+    functions: Mapping[FunctionKey, FunctionProto]
+    calls: frozenset[tuple[str, str]] = field(init=False)
     _checked: set[Type] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.calls = frozenset((key.domain, key.name) for key in self.functions)
 
     def report(self, error: TilewrightError, location: Location | None = None, severity: str = "error") -> None:
         """Log a caught error; `location` says where if the error does not."""
         for found in error.diagnostics:
             where = found.location or location
             self.log.diagnostics.append(
-                Diagnostic(found.code, found.message, where, found.notes, severity, found.excerpt)
+                Diagnostic(found.code, found.message, where, (*found.notes, *self.log.place()), severity, found.excerpt)
             )
 
     def type_of(self, proto: TypeProto) -> Type:

@@ -60,6 +60,17 @@ def _needed(node: NodeProto) -> Iterator[str]:
         yield from _captured(graph)
 
 
+def is_deeper_than(graphs: Iterable[GraphProto], limit: int) -> bool:
+    """Whether graphs are nested in `graphs` deeper than `limit`; walks without recursion."""
+    stack = [(graph, 0) for graph in graphs]
+    while stack:
+        graph, depth = stack.pop()
+        if depth > limit:
+            return True
+        stack.extend((inner, depth + 1) for node in graph.node for inner in graphs_of(node))
+    return False
+
+
 def graphs_of(node: NodeProto) -> Iterator[GraphProto]:
     """The graphs in a node's attributes."""
     for attribute in node.attribute:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx
-from onnx import AttributeProto, FunctionProto, ModelProto, OperatorSetIdProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto
 
 from ...graph.core import Block
 from ...graph.data import MappedFile
@@ -19,9 +19,10 @@ from ...graph.module import Function, FunctionKey, Module
 from ...graph.onnx_values import attribute_value
 from . import wire
 from .check import newest_opsets
-from .context import ReadContext
+from .context import ImportLog, ReadContext
 from .declared import properties
 from .external import ExternalFiles
+from .order import graphs_of, is_deeper_than
 from .read_graph import BodyReader
 from .read_node import attribute_info
 from .read_tensors import TensorReader
@@ -39,6 +40,8 @@ _FUNCTION = Modelled(
         "overload", "value_info", "metadata_props",
     ),
 )  # fmt: skip
+# Subgraphs in subgraphs; protobuf itself reads about thirty levels.
+MAX_DEPTH = 60
 # Facts of a model that are kept under their own names in `Module.metadata`.
 SCALAR_FACTS = ("producer_name", "producer_version", "domain", "model_version", "doc_string")
 
@@ -118,33 +121,72 @@ def _check_path(path: Path) -> None:
 
 
 def _read_model(model: ModelProto, tensors: TensorReader, log: DiagnosticLog) -> Module:
+    if is_deeper_than([model.graph, *_bodies(model)], MAX_DEPTH):
+        raise ModelError("onnx/too-deep", f"subgraphs are nested deeper than {MAX_DEPTH} levels")
     before = len(log.errors)
+    placed = ImportLog(log)
     opsets = _opsets(model.opset_import, "the model", log)
     if not model.opset_import and model.ir_version < 3:
         opsets = {"": 1}  # opset imports came with IR version 3
     _check_versions(model, log)
+    functions = {FunctionKey(item.domain, item.name, item.overload): item for item in model.functions}
     context = ReadContext(
-        log,
-        tensors,
-        FreshSymbols(),
-        model.ir_version,
-        calls=frozenset((function.domain, function.name) for function in model.functions),
-        look_for_unknown=has_unknown_fields(model),
-    )
+        placed, tensors, FreshSymbols(), model.ir_version, has_unknown_fields(model), functions
+    )  # fmt: skip
+    _check_functions(model, context)
     block, defaults = BodyReader(context, opsets).main(model.graph)
     main = Function(FunctionKey("", "main"), block)
     main.defaults.update(defaults)
     module = Module(main, opsets)
     module.symbols = context.symbols
-    for proto in model.functions:
-        function = _read_function(proto, context)
-        if function.key in module.functions:
-            log.error("onnx/duplicate-function", f"the function {function.key} is defined twice")
-        module.functions[function.key] = function
+    for key, proto in functions.items():
+        placed.push(f"the function {key}")
+        module.functions[key] = _read_function(key, proto, context)
+        placed.pop()
     _keep_model_facts(module, model, context)
     if len(log.errors) > before:
         raise ModelError.collect(log.errors[before:])
     return module
+
+
+def _bodies(model: ModelProto) -> Iterator[GraphProto]:
+    """Function bodies, as graphs that hold the nodes that have subgraphs."""
+    for function in model.functions:
+        for node in function.node:
+            yield from graphs_of(node)
+
+
+def _check_functions(model: ModelProto, context: ReadContext) -> None:
+    """Names are unique, and no function calls itself, by whatever detour (ONNX IR specification, "Functions")."""
+    if len(context.functions) < len(model.functions):
+        keys = [FunctionKey(item.domain, item.name, item.overload) for item in model.functions]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        context.log.error("onnx/duplicate-function", f"the function {twice} is defined twice")
+    called = {key: list(_calls(proto.node, context)) for key, proto in context.functions.items()}
+    finished: set[FunctionKey] = set()
+    for root in called:
+        path, pending = [root], [iter(called[root])]
+        while pending:
+            following = next((key for key in pending[-1] if key not in finished), None)
+            if following is None:
+                finished.add(path.pop())
+                pending.pop()
+            elif following in path:
+                cycle = " calls ".join(str(key) for key in [*path[path.index(following) :], following])
+                raise ModelError("onnx/recursive-function", f"a function calls itself: {cycle}")
+            else:
+                path.append(following)
+                pending.append(iter(called[following]))
+
+
+def _calls(nodes: Iterable[NodeProto], context: ReadContext) -> Iterator[FunctionKey]:
+    """The model-local functions that `nodes` call, also from subgraphs."""
+    for node in nodes:
+        key = FunctionKey(node.domain, node.op_type, node.overload)
+        if key in context.functions:
+            yield key
+        for graph in graphs_of(node):
+            yield from _calls(graph.node, context)
 
 
 def _check_versions(model: ModelProto, log: DiagnosticLog) -> None:
@@ -180,10 +222,10 @@ def _opsets(imports: Iterable[OperatorSetIdProto], whose: str, log: DiagnosticLo
     return opsets
 
 
-def _read_function(proto: FunctionProto, context: ReadContext) -> Function:
+def _read_function(key: FunctionKey, proto: FunctionProto, context: ReadContext) -> Function:
     opsets = _opsets(proto.opset_import, f"the function {proto.name}", context.log)
     block: Block = BodyReader(context, opsets, typed=False).function(proto)
-    function = Function(FunctionKey(proto.domain, proto.name, proto.overload), block)
+    function = Function(key, block)
     function.opsets = opsets
     for name in proto.attribute:
         function.attributes[name] = Function.REQUIRED

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from onnx import FunctionProto, GraphProto, SparseTensorProto, TensorProto, ValueInfoProto
 
-from ...graph import opdef, types
+from ...graph import dtypes, opdef, types
 from ...graph.builder import OpBuilder
 from ...graph.core import Block, BlockOutput, Metadata, Operation, Value
 from ...graph.data import TensorData
@@ -33,8 +33,6 @@ _GRAPH = Modelled(
         "metadata_props",
     ),
 )  # fmt: skip
-# Subgraphs in subgraphs; protobuf itself reads about thirty levels.
-MAX_DEPTH = 60
 
 
 class BodyReader:
@@ -44,7 +42,6 @@ class BodyReader:
         self.context = context
         self.log = context.log
         self.nodes = NodeReader(context, opsets, self, typed)
-        self._depth = 0
 
     # ---- graphs and functions ------------------------------------------------------------------------------------
 
@@ -58,8 +55,13 @@ class BodyReader:
         overridable = self.context.ir_version >= 4
         block, scope = Block(), Scope()
         for declared in proto.input:
+            self._check_interface(declared, "input")
             if overridable or declared.name not in initializers:
                 self._argument(block, scope, declared)
+        for declared in proto.output:
+            self._check_interface(declared, "output")
+        if not proto.output:
+            self.log.error("onnx/empty-graph", "the graph has no outputs, so there is nothing to compute")
         defaults: dict[Value, TensorData] = {}
         if overridable:
             defaults = self._defaults(block, proto)
@@ -86,14 +88,9 @@ class BodyReader:
     def subgraph(self, proto: GraphProto, scope: Scope, seeds: Sequence[Type], where: Location) -> Block:
         """The block of a graph attribute. `seeds` are the argument types that follow from the node's operands."""
         block, inner = Block(), Scope(scope)
-        if self._depth >= MAX_DEPTH:
-            self.log.error("onnx/too-deep", f"subgraphs are nested deeper than {MAX_DEPTH}", where)
-            return block
-        self._depth += 1
         for index, declared in enumerate(proto.input):
             self._argument(block, inner, declared, seeds[index] if index < len(seeds) else types.UNKNOWN)
         self._fill(block, proto, inner, where, set())
-        self._depth -= 1
         return block
 
     def _fill(
@@ -125,6 +122,25 @@ class BodyReader:
             self.nodes.read(proto.node[index], index, scope, builder, declared)
         returned = [self._output(block, scope, *output, where) for output in declared.outputs]
         builder.insert(Operation(opdef.lookup("", "return"), returned))
+
+    def _check_interface(self, declared: ValueInfoProto, what: str) -> None:
+        """An input of the model needs a type; neither inputs nor outputs may have impossible ones."""
+        kind = declared.type.WhichOneof("value")
+        if kind is None:
+            if what == "input":
+                self.log.error("onnx/input-type", f"the input {declared.name!r} has no type")
+            return
+        if kind != "tensor_type":
+            return
+        tensor = declared.type.tensor_type
+        if tensor.elem_type not in dtypes.BY_ONNX_CODE:
+            self.log.error(
+                "onnx/element-type", f"the {what} {declared.name!r} has the unknown element type {tensor.elem_type}"
+            )
+        # -1 is how several exporters write a dim that is not known.
+        if any(dim.dim_value < -1 for dim in tensor.shape.dim):
+            dims = [dim.dim_param or dim.dim_value for dim in tensor.shape.dim]
+            self.log.error("onnx/negative-dim", f"the {what} {declared.name!r} has a negative dimension: {dims}")
 
     # ---- names ---------------------------------------------------------------------------------------------------
 
@@ -230,12 +246,12 @@ class BodyReader:
     ) -> Value:
         value = self.use(scope, name, where, "the output")
         if type is not None and not agree(type, value.type):
-            dtypes_differ = (
+            differs_in_dtype = (
                 not isinstance(type, TensorType) or not isinstance(value.type, TensorType)
                 or type.dtype is not value.type.dtype
             )  # fmt: skip
             location = value.producer.location if value.producer is not None else where
-            if dtypes_differ:
+            if differs_in_dtype:
                 self.log.error(
                     "onnx/output-type", f"the output {name!r} is declared as {type}, it is {value.type}", location
                 )

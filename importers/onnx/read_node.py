@@ -19,6 +19,7 @@ from ...graph.data import TensorData
 from ...graph.diagnostics import ModelError, TypeInferenceError
 from ...graph.infer import InferenceContext, infer_types, refine
 from ...graph.location import UNKNOWN, Location, NodeLocation
+from ...graph.module import FunctionKey
 from ...graph.onnx_values import attribute_kind, attribute_value
 from ...graph.types import TensorType, Type
 from . import versions
@@ -119,7 +120,10 @@ class NodeReader:
     ) -> Operation | None:
         domain = "" if proto.domain == "ai.onnx" else proto.domain
         is_call = (domain, proto.op_type) in self.context.calls
-        if not is_call:
+        self.checker.check_import(domain, location)
+        if is_call:
+            self._check_call(proto, location)
+        else:
             signature = self.checker.signature(domain, proto.op_type, location)
             sound = signature is None or self.checker.check(proto, signature, location)
             if not sound or (signature is None and self.checker.is_standard(domain)):
@@ -149,6 +153,20 @@ class NodeReader:
         )  # fmt: skip
         self._set_types(op, declared, location)
         return builder.insert(op)
+
+    def _check_call(self, proto: NodeProto, location: NodeLocation) -> None:
+        """A call of a model-local function: the overload exists, and takes and gives as much."""
+        key = FunctionKey(proto.domain, proto.op_type, proto.overload)
+        function = self.context.functions.get(key)
+        if function is None:
+            self.log.error("onnx/unknown-function", f"the model has no function {key}", location)
+        elif len(proto.input) > len(function.input) or len(proto.output) > len(function.output):
+            self.log.error(
+                "onnx/call",
+                f"the function {key} takes {len(function.input)} inputs and gives {len(function.output)} outputs, the "
+                f"call has {len(proto.input)} and {len(proto.output)}",
+                location,
+            )
 
     def _types_fit(self, operands: Sequence[Value | None], signature: Signature, location: NodeLocation) -> bool:
         if not self.typed or not self.broken.isdisjoint(operand for operand in operands if operand is not None):
@@ -225,6 +243,12 @@ class NodeReader:
             except ModelError as error:
                 self.context.report(error, location)
                 continue
+            if self.typed and isinstance(value, AttributeReference):
+                self.log.error(
+                    "onnx/attribute-reference",
+                    f"attribute {name!r} refers to {value.name!r}, but only a function's body can refer to attributes",
+                    location,
+                )
             info = attribute_info(attribute, kind, value)
             if info:
                 infos[name] = info
@@ -240,7 +264,9 @@ class NodeReader:
             self._branches += proto.op_type == "If"
             for position, graph in enumerate(attribute.graphs if several else [attribute.g]):
                 key = f"{attribute.name}.{position}" if several else attribute.name
+                self.log.push(f"{key} of the {proto.op_type} {location}")
                 regions[key] = Region(self.bodies.subgraph(graph, scope, seeds, location))
+                self.log.pop()
             self._branches -= proto.op_type == "If"
         if infos:
             metadata["attribute_info"] = infos
