@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import types
 from .core import AttributeReference, AttributeValue, Block, BlockOutput, Region, Value
 from .data import as_data
+from .diagnostics import TypeInferenceError
 from .dims import FreshSymbols, symbol
 from .module import INTERNAL_OPSET
 from .opdef import lookup
@@ -111,7 +112,15 @@ class _Expansion:
                 position = definition.input_index(name)
                 operands += [None] * (position + 1 - len(operands))
                 operands[position] = builder.const(as_data(attributes.pop(name)))
-            created = builder.create(definition, operands, attributes, outputs=len(node.output), regions=regions)
+            count = len(node.output)
+            try:
+                created = builder.create(definition, operands, attributes, outputs=count, regions=regions)
+            except TypeInferenceError:
+                if builder is self.builder:
+                    raise
+                # A branch that never runs for these operands may be ill-typed (AffineGrid's for 2 dims, given 3).
+                unknown = [types.UNKNOWN] * count
+                created = builder.create(definition, operands, attributes, result_types=unknown, regions=regions)
             values.update(zip(node.output, created.results, strict=True))
 
     def attributes(self, node: onnx.NodeProto) -> tuple[dict[str, AttributeValue], dict[str, onnx.GraphProto]]:
