@@ -16,12 +16,19 @@ _CLEANUP = (
     "infer-shapes}"
 )
 _LAST = "share-initializers,dce"
+# Bit-exact, too, but only worth a visit after the cleanup.
+_EXACT = "fold-pads,cancel-transposes"
+# Rounds differently: what constant factors and terms can be put into weights, and what row by row work is a Gemm.
+_FUSION = (
+    "recompose-layer-norm,repeat(max=4){fold-batch-norm,fold-scale-shift,fold-pads},dce,collapse-batch,merge-reshapes,"
+    "matmul-to-gemm,fold-scale-shift"
+)
 
 PRESETS: dict[str, str] = {
     "O0": "",
-    "O1": f"{_CLEANUP},{_LAST}",
-    "O2": f"{_CLEANUP},{_LAST}",
-    "O3": f"{_CLEANUP},{_LAST}",
+    "O1": f"{_CLEANUP},{_EXACT},{_LAST}",
+    "O2": f"{_CLEANUP},{_EXACT},{_FUSION},{_CLEANUP},{_LAST}",
+    "O3": f"{_CLEANUP},{_EXACT},{_FUSION},{_CLEANUP},{_LAST}",
 }
 
 # The least exact kind of rewrite that a level permits.
