@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -118,8 +118,17 @@ def _same_form(then: onnx.defs.OpSchema, now: onnx.defs.OpSchema) -> bool:
     return names == [item.name for item in now.inputs][: len(names)] and set(then.attributes) <= set(now.attributes)
 
 
-def build_case(case: Any, input_type: Callable[[onnx.ValueInfoProto, Any], Type | None]) -> list[Type]:
-    """The inferred types of the outputs of `case`. An input for which `input_type` says None is a constant.
+InputType: TypeAlias = Callable[[onnx.ValueInfoProto, Any], Type | None]
+
+
+def build_case(case: Any, input_type: InputType) -> list[Type]:
+    """The inferred types of the outputs of `case`, see `build_graph`."""
+    graph = build_graph(case, input_type)
+    return [graph.values[item.name].type for item in case.model.graph.output]
+
+
+def build_graph(case: Any, input_type: InputType) -> GraphBuilder:
+    """The model of `case`. An input for which `input_type` says None is a constant.
 
     Raises OlderForm for a model that has operators in a form that is not today's.
     """
@@ -136,7 +145,7 @@ def build_case(case: Any, input_type: Callable[[onnx.ValueInfoProto, Any], Type 
         else:
             graph.add_input(item.name, type)
     graph.add_nodes(model.graph)
-    return [graph.values[item.name].type for item in model.graph.output]
+    return graph
 
 
 def actual_type(item: onnx.ValueInfoProto, data: Any) -> Type:

@@ -11,14 +11,16 @@ from node_cases import (
     SymbolicInputs,
     actual_type,
     build_case,
+    build_graph,
     mismatch,
     node_cases,
     open_dims,
     small_as_constant,
 )
 
-from tilewright.graph.dims import DimExpr
-from tilewright.graph.types import Type
+from tilewright.graph import types
+from tilewright.graph.dims import DimExpr, prove_equal
+from tilewright.graph.types import TensorType, Type
 
 # Their bodies hold a branch for the other number of dims, which splits a vector of 5 into 4: never run, but ill-typed.
 DEAD_BRANCH = {"test_affine_grid_3d_expanded", "test_affine_grid_3d_align_corners_expanded"}
@@ -99,3 +101,32 @@ def test_symbols_survive_where_they_are_known() -> None:
         "test_equal_string_broadcast", "test_matmul_bcast", "test_reshape_zero_and_negative_dim",
         "test_string_concat_broadcasting", *{n for n in undecided if n.startswith("test_causal_conv")},
     }  # fmt: skip
+
+
+def test_types_are_those_of_the_function_bodies() -> None:
+    """Where the standard gives an operator a body, its parts must come to the same types as the operator's own rule."""
+    compared, wrong = set(), []
+    for name, case in node_cases().items():
+        if "_expanded" in name:
+            continue
+        try:
+            graph = build_graph(case, small_as_constant)
+        except OlderForm:
+            continue
+        for op in list(graph.block):
+            values = None if op.regions or op.name == "const" else op.definition.decompose(op, graph.builder)
+            for value, result in zip(values or [], op.results, strict=False):
+                compared.add(op.name)
+                if result.name != "" and not compatible(value.type, result.type):
+                    wrong.append(f"{name}: {op.name} gives {result.type}, its body {value.type}")
+    assert wrong == []
+    assert len(compared) > 40
+
+
+def compatible(left: Type, right: Type) -> bool:
+    if not isinstance(left, TensorType) or not isinstance(right, TensorType):
+        return left is right or types.UNKNOWN in (left, right)
+    if left.dtype is not right.dtype or left.shape is None or right.shape is None:
+        return left.dtype is right.dtype
+    same_rank = len(left.shape) == len(right.shape)
+    return same_rank and all(prove_equal(a, b) is not False for a, b in zip(left.shape, right.shape, strict=True))
