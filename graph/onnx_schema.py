@@ -5,6 +5,7 @@ Kept apart from `opdef` so that `onnx` is imported only when a definition is fir
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -79,7 +80,7 @@ def _parameter(item: Any, schema: onnx.defs.OpSchema) -> Parameter:
         option.Optional: ParameterKind.OPTIONAL,
         option.Variadic: ParameterKind.VARIADIC,
     }
-    return Parameter(item.name, kinds[item.option], frozenset(item.types), int(item.min_arity))
+    return Parameter(item.name, kinds[item.option], frozenset(map(_as_documented, item.types)), int(item.min_arity))
 
 
 def _dtype_variable(item: Any) -> str | DType | None:
@@ -89,6 +90,11 @@ def _dtype_variable(item: Any) -> str | DType | None:
     if text.startswith("tensor("):
         return BY_ONNX_CODE[onnx.TensorProto.DataType.Value(text[7:-1].upper())]
     return text if "(" not in text else None
+
+
+def _as_documented(text: str) -> str:
+    """The documented `map(int64, float)` for `map(int64,tensor(float))`, which is how this one property spells it."""
+    return re.sub(r"map\((\w+),tensor\((\w+)\)\)", r"map(\1, \2)", text)
 
 
 def _attribute(item: Any) -> AttributeSpec:
