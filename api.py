@@ -165,15 +165,18 @@ def parity(
     return compare_models(mine, other, engine, planned, seed=seed, tolerance=rtol)
 
 
-def inspect(model: ModelLike, dims: Mapping[str, int] | None = None) -> ModelFacts:
-    """Facts about a model: interface, operators, parameters, arithmetic, bytes; `str` lays them out.
+def inspect(
+    model: ModelLike, dims: Mapping[str, int] | None = None, shapes: Mapping[str, Sequence[int]] | None = None
+) -> ModelFacts:
+    """Facts about a model: interface, operators, parameters, arithmetic, bytes.
 
-    `dims` gives sizes to named dims, so that arithmetic can be counted. Raises ModelError for a bad model.
+    `dims` gives sizes to dims by name and `shapes` to inputs by name, so that arithmetic can be counted. Raises
+    ModelError for a bad model, UsageError for names that do not exist.
     """
     from .passes.inspection import inspect_module
 
     opened = open_model(model)
-    return inspect_module(opened.module, dims, stored_bytes(opened))
+    return inspect_module(opened.module, dims, shapes, stored_bytes(opened))
 
 
 __all__ = ["compile", "inspect", "interface_passes", "optimize", "parity"]

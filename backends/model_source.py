@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..graph.data import MappedData
 from ..graph.diagnostics import DiagnosticLog, UsageError
-from ..graph.model_builder import Builder
 from ..graph.module import Module
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+
+    from ..graph.model_builder import Builder
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | ModelProto | Module | Builder"
 
@@ -39,8 +40,6 @@ def open_model(model: Any, log: DiagnosticLog | None = None) -> Model:
     """
     if isinstance(model, Module):
         return Model(model, "the module", None)
-    if isinstance(model, Builder):
-        return Model(model.build(), "the module", None)
     if isinstance(model, str | os.PathLike):
         path = Path(model)
         if path.suffix == TEXT_SUFFIX:
@@ -48,6 +47,11 @@ def open_model(model: Any, log: DiagnosticLog | None = None) -> Model:
         return Model(_load(path, log), path.name, path)
     if isinstance(model, bytes | bytearray | memoryview):
         return Model(_load(bytes(model), log), "the model", bytes(model))
+    from ..graph.model_builder import Builder
+
+    if isinstance(model, Builder):
+        return Model(model.build(), "the module", None)
+    # A builder answers to any attribute, so it was asked for first.
     serialize = getattr(model, "SerializeToString", None)
     if serialize is None:
         raise UsageError(

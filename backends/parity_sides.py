@@ -87,13 +87,14 @@ def compare_runtimes(
             "ONNX Runtime is not installed",
             notes=[onnxruntime_oracle.INSTALL_HINT, "or compare with a second model"],
         )
+    runner = compile_module(model.module, target)
     start, label = {
         "onnxruntime": (_in_onnxruntime, onnxruntime_oracle.OnnxRuntime.name),
         "reference": (_in_reference, "the reference interpreter"),
     }[against]
     report = check_parity(
         Side(f"{model.label} in {label}", model.module, start(model)),
-        Side(f"{model.label} compiled for {target}", model.module, lambda: compile_module(model.module, target)),
+        Side(f"{model.label} compiled for {target}", model.module, lambda: runner),
         planned,
         seed=seed,
         tolerance=tolerance,

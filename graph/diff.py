@@ -109,6 +109,7 @@ class _Comparison:
         for mine, other in pairs.items():
             for value, partner in zip(mine.results, other.results, strict=False):
                 self._pair(value, partner)
+        self._pair_by_meaning(pairs, before, after)
         gone = [op for op in before if op not in pairs]
         partners = set(pairs.values())
         new = [op for op in after if op not in partners]
@@ -130,6 +131,26 @@ class _Comparison:
                 if name in other.regions:
                     inner = f"{path} / {mine.name} {self._title(mine)} / {name}"
                     yield inner, region.block, other.regions[name].block
+
+    def _pair_by_meaning(self, pairs: dict[Operation, Operation], before: Block, after: Block) -> None:
+        """Pair what has neither a name nor a source if it does the same to the same values."""
+
+        def is_bare(op: Operation) -> bool:
+            return not op.is_terminator and not self._places(op) and all(r.name is None for r in op.results)
+
+        taken = set(pairs.values())
+        waiting: dict[str, list[Operation]] = {}
+        for op in after:
+            if op not in taken and is_bare(op):
+                waiting.setdefault(op.name, []).append(op)
+        for op in before:
+            candidates = waiting.get(op.name, []) if op not in pairs and is_bare(op) else []
+            partner = next((each for each in candidates if self._same_meaning(op, each)), None)
+            if partner is not None:
+                candidates.remove(partner)
+                pairs[op] = partner
+                for value, other in zip(op.results, partner.results, strict=True):
+                    self._pair(value, other)
 
     # ---- names and interface -------------------------------------------------------------------------------------
 
@@ -204,10 +225,7 @@ class _Comparison:
 
     def _compare(self, result: BlockDiff, changes: _Changes, mine: Operation, other: Operation) -> None:
         """Note whether an operation that is on both sides changed in place."""
-        attributes = mine.attributes.keys() == other.attributes.keys() and all(
-            _same(value, other.attributes[name]) for name, value in mine.attributes.items()
-        )
-        if attributes and self._same_inputs(mine, other) and len(mine.results) == len(other.results):
+        if self._same_meaning(mine, other):
             types = zip(mine.results, other.results, strict=True)
             result.unchanged += mine.name != "const" and not mine.is_terminator
             result.retyped += any(value.type is not partner.type for value, partner in types)
@@ -220,6 +238,13 @@ class _Comparison:
             change.sources = self._places(mine)
             changes.all.append(change)
         change.modified.append((print_operation(mine, self.names), print_operation(other, self.other_names)))
+
+    def _same_meaning(self, mine: Operation, other: Operation) -> bool:
+        """Whether attributes, operands and the number of results are the same (regions are compared by themselves)."""
+        if mine.attributes.keys() != other.attributes.keys() or len(mine.results) != len(other.results):
+            return False
+        same = all(_same(value, other.attributes[name]) for name, value in mine.attributes.items())
+        return same and self._same_inputs(mine, other)
 
     def _same_inputs(self, mine: Operation, other: Operation) -> bool:
         if len(mine.operands) != len(other.operands):

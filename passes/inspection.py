@@ -6,7 +6,7 @@ Nothing is rewritten; arithmetic is counted on a copy whose types were inferred.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,8 +93,16 @@ class ModelFacts:
 _WEIGHT_ELEMENTS = 64
 
 
-def inspect_module(module: Module, dims: Mapping[str, int] | None = None, file_bytes: int = 0) -> ModelFacts:
-    """The facts of `module`; `dims` gives sizes to dims by name for counting arithmetic."""
+def inspect_module(
+    module: Module,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    file_bytes: int = 0,
+) -> ModelFacts:
+    """The facts of `module`; `dims` and `shapes` give sizes, by name, for counting arithmetic.
+
+    Raises UsageError for a dim or input that does not exist.
+    """
     main, metadata = module.main, module.metadata
     producer = f"{metadata.get('producer_name', '')} {metadata.get('producer_version', '')}".strip()
     outputs = zip(main.block.outputs, main.outputs, strict=True)
@@ -103,8 +111,10 @@ def inspect_module(module: Module, dims: Mapping[str, int] | None = None, file_b
         producer=producer,
         ir_version=metadata.get("ir_version"),
         opsets=dict(module.opsets),
-        inputs=[PortFacts(v.name or "", str(v.type), v in main.defaults) for v in main.inputs],
-        outputs=[PortFacts(declared.name or "", str(declared.type or value.type)) for declared, value in outputs],
+        inputs=[PortFacts(v.name or "", _type_text(v.type), v in main.defaults) for v in main.inputs],
+        outputs=[
+            PortFacts(declared.name or "", _type_text(declared.type or value.type)) for declared, value in outputs
+        ],
         operators=Counter(),
         dtypes=Counter(),
         file_bytes=file_bytes,
@@ -122,8 +132,16 @@ def inspect_module(module: Module, dims: Mapping[str, int] | None = None, file_b
         for data in function.defaults.values():
             _count_constant(facts, data)
     facts.dims = sorted({label_of(s) for v in main.inputs for d in _dims(v.type) for s in symbols_of(d)})
-    _count_flops(module, facts, dict(dims or {}))
+    _count_flops(module, facts, dims or {}, shapes or {})
     return facts
+
+
+def _type_text(type: Type) -> str:
+    """A type as the file names its dims: without ordinals, and `?` for a dim without a name."""
+    if not isinstance(type, TensorType) or type.shape is None:
+        return str(type)
+    dims = (dim if isinstance(dim, int) else label_of(dim) for dim in type.shape)
+    return f"{type.dtype}[{', '.join('?' if str(dim).startswith('?') else str(dim) for dim in dims)}]"
 
 
 def _dims(type: Type) -> tuple[Dim, ...]:
@@ -149,11 +167,14 @@ def _count_operation(facts: ModelFacts, op: Operation, functions: set[tuple[str,
         facts.custom_operators[name] += 1
 
 
-def _count_flops(module: Module, facts: ModelFacts, dims: Mapping[str, int]) -> None:
+def _count_flops(
+    module: Module, facts: ModelFacts, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]
+) -> None:
     copy = clone_module(module)
     context = PassContext(log=DiagnosticLog())
-    if dims:
-        BindDims(tuple(f"{name}={size}" for name, size in dims.items())).run(copy, context)
+    if dims or shapes:
+        given = tuple(f"{name}:{','.join(map(str, shape))}" for name, shape in shapes.items())
+        BindDims(tuple(f"{name}={size}" for name, size in dims.items()), given).run(copy, context)
     InferShapes().run(copy, context)
     facts.flops = _flops_of(copy.main.block, facts.unknown_flops)
 

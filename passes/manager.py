@@ -234,6 +234,8 @@ class _Run:
         return clone_module(self.module)
 
     def _explained(self, error: Exception, step: Pass) -> Exception:
+        if isinstance(error, UsageError):
+            return error  # what was asked for does not fit the model; the pass is not at fault
         notes = [f"during pass {len(self.done) + 1}, {step}", f"passes run before it: {', '.join(self.done) or 'none'}"]
         if self.source is not None:
             folder = None if self.manager.reproducers is True else Path(str(self.manager.reproducers))

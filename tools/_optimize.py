@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import tilewright
 from tilewright.api import interface_passes
-from tilewright.backends.feeds import FeedPlan
 from tilewright.backends.model_source import Model, open_model, stored_bytes
-from tilewright.backends.parity import ParityReport, PlannedRuns
-from tilewright.backends.parity_sides import compare_models
 from tilewright.graph.clone import clone_module
 from tilewright.graph.diagnostics import DiagnosticLog, UsageError
-from tilewright.tools._inputs import read_inputs, read_sizes, split_names
+from tilewright.passes.bind_dims import parse_dims, parse_shapes
 from tilewright.tools._progress import Progress
 from tilewright.tools._show import (
     Stopwatch,
@@ -33,6 +30,7 @@ from tilewright.tools._show import (
 )
 
 if TYPE_CHECKING:
+    from tilewright.backends.parity import ParityReport
     from tilewright.passes.bisect import BisectResult
     from tilewright.passes.optimize import OptimizeReport
 
@@ -106,18 +104,20 @@ def check_request(**options: Any) -> Request:
             if value:
                 raise UsageError("optimize/options", f"{name} has no use with --no-parity")
     model = Path(options["model"])
+    if model.is_dir():
+        raise UsageError("optimize/model", f"{model} is a folder, not a model")
     if model.suffix == ".tw" and options["output"] is None:
         raise UsageError(
             "optimize/output",
             "IR text has no weights of its own to write beside it",
             notes=["name an output: -o OUT.onnx"],
         )
-    output = Path(options["output"]) if options["output"] is not None else model.with_suffix(".opt.onnx")
+    output = Path(options["output"]) if options["output"] is not None else model.with_name(f"{model.stem}.opt.onnx")
     if output.is_dir():
         raise UsageError("optimize/output", f"the output {output} is a folder", notes=["name a file in it"])
     if not output.parent.is_dir():
         raise UsageError("optimize/output", f"the folder of the output, {output.parent}, does not exist")
-    dims, shapes = read_sizes(options["dims"], options["shapes"])
+    dims, shapes = parse_dims(options["dims"]), parse_shapes(options["shapes"])
     return Request(
         model=options["model"],
         output=output,
@@ -127,8 +127,8 @@ def check_request(**options: Any) -> Request:
         target=options["target"],
         dims=dims,
         shapes=shapes,
-        inputs=split_names(options["inputs"]),
-        outputs=split_names(options["outputs"]),
+        inputs=_names(options["inputs"]),
+        outputs=_names(options["outputs"]),
         with_shapes=options["with_shapes"],
         parity=not options["no_parity"],
         require_parity=options["require_parity"],
@@ -143,18 +143,25 @@ def check_request(**options: Any) -> Request:
     )
 
 
+def _names(items: tuple[str, ...]) -> list[str]:
+    """Names from options that may be repeated or hold several, separated by commas."""
+    return [name for item in items for name in item.split(",") if name]
+
+
 def carry_out(request: Request) -> Outcome:
     """Do it all. Nothing is left behind, and the output untouched, if anything fails or parity does."""
     stopwatch = Stopwatch()
     log = DiagnosticLog()
     with ExitStack() as stack:
-        progress = stack.enter_context(Progress(disable=request.as_json or request.print_ir))
-        progress.start("reading", 4)
+        progress = stack.enter_context(Progress(4, disable=request.as_json or request.print_ir))
+        progress.start("reading")
         with stopwatch("read"):
             original = open_model(request.model, log)
             size = stored_bytes(original)
             opset = original.module.opsets.get("")
+        # Before any work is done, so that a mistake in the command line is known at once.
         baseline = baseline_of(request, original) if request.parity else None
+        given = given_inputs(request, baseline) if baseline is not None else {}
         progress.start("rewriting")
         with stopwatch("rewrite"):
             report = rewrite(request, original, log, progress)
@@ -172,7 +179,7 @@ def carry_out(request: Request) -> Outcome:
         if baseline is not None:
             progress.start("checking")
             with stopwatch("check"):
-                outcome.parity = check(request, baseline, Model(report.module, "the result", written.path))
+                outcome.parity = check(request, baseline, given, Model(report.module, "the result", written.path))
             if outcome.failed and request.bisect:
                 progress.start("bisecting")
                 outcome.culprit = find_culprit(request, outcome.parity)
@@ -221,9 +228,24 @@ def baseline_of(request: Request, original: Model) -> Model:
     return Model(module, "the part of the original", None)
 
 
-def check(request: Request, baseline: Model, result: Model) -> ParityReport:
-    """Whether the written result agrees with the baseline on made-up and on given inputs."""
+def given_inputs(request: Request, baseline: Model) -> dict[str, Any]:
+    """The inputs of --input. Raises UsageError, OSError if they cannot be read or do not fit the model."""
+    if not request.given:
+        return {}
+    from tilewright.backends.feeds import FeedPlan
+    from tilewright.tools._inputs import read_inputs
+
     given = read_inputs(baseline.module, request.given)
+    FeedPlan(baseline.module, request.dims, request.shapes, given)
+    return given
+
+
+def check(request: Request, baseline: Model, given: dict[str, Any], result: Model) -> ParityReport:
+    """Whether the written result agrees with the baseline on made-up and on given inputs."""
+    from tilewright.backends.feeds import FeedPlan
+    from tilewright.backends.parity import PlannedRuns
+    from tilewright.backends.parity_sides import compare_models
+
     sizes = (request.dims, request.shapes)
     planned = [PlannedRuns(FeedPlan(baseline.module, *sizes, within=result.module), request.runs)]
     if given:

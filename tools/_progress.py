@@ -6,13 +6,11 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
-
 from tilewright.passes.instruments import Instrument
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
     from tilewright.graph.module import Module
     from tilewright.passes.base import Pass
     from tilewright.passes.context import PassContext
@@ -21,35 +19,45 @@ if TYPE_CHECKING:
 class Progress:
     """`start` names what is being done and moves on by one of `steps`."""
 
-    def __init__(self, disable: bool = False) -> None:
-        columns = SpinnerColumn(), TextColumn("{task.description:<40}"), BarColumn(24), TimeElapsedColumn()
-        visible = sys.stderr.isatty() and not disable
-        self._bar = Bar(*columns, console=Console(stderr=True), transient=True, disable=not visible)
-        self._task = self._bar.add_task("", total=None)
+    def __init__(self, steps: int, disable: bool = False) -> None:
+        self._bar = _bar() if sys.stderr.isatty() and not disable else None
+        self._task = self._bar.add_task("", total=steps) if self._bar is not None else None
         self._started = 0
 
     def __enter__(self) -> Progress:
-        self._bar.start()
+        if self._bar is not None:
+            self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        if self._bar is not None:
+            self._bar.stop()
 
-    def start(self, what: str, steps: int | None = None) -> None:
-        if steps is not None:
-            self._bar.update(self._task, total=steps)
-        self._bar.update(self._task, description=what, completed=self._started)
+    def start(self, what: str) -> None:
+        """The next step begins."""
+        self.detail(what)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._started)
         self._started += 1
 
     def detail(self, what: str) -> None:
         """Say more about the step in progress."""
-        self._bar.update(self._task, description=what)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=what)
 
     def instrument(self) -> Instrument:
         """Shows which pass is running."""
         return _PassProgress(self)
+
+
+def _bar() -> Bar:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description:<40}"), BarColumn(24), TimeElapsedColumn()
+    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 class _PassProgress(Instrument):

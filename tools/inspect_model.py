@@ -16,8 +16,9 @@ LONGEST_EXPRESSION = 100
 @click.command("inspect")
 @click.argument("model", type=click.Path())
 @click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Count FLOPs for this size: batch=1.")
+@click.option("--input-shape", "shapes", multiple=True, metavar="INPUT:DIMS", help="Count FLOPs for this: x:1,3,64,64.")
 @click.option("--json", "as_json", is_flag=True, help="Report as JSON.")
-def inspect_model(model: str, dims: tuple[str, ...], as_json: bool) -> None:
+def inspect_model(model: str, dims: tuple[str, ...], shapes: tuple[str, ...], as_json: bool) -> None:
     """Show what MODEL (.onnx or .tw) holds: inputs, outputs, operators, parameters, FLOPs, size.
 
     \b
@@ -28,7 +29,7 @@ def inspect_model(model: str, dims: tuple[str, ...], as_json: bool) -> None:
     from tilewright.tools._inputs import read_sizes
     from tilewright.tools._show import print_json
 
-    facts = tilewright.inspect(model, read_sizes(dims, ())[0])
+    facts = tilewright.inspect(model, *read_sizes(dims, shapes))
     if as_json:
         print_json(facts.to_dict())
     else:
@@ -85,7 +86,7 @@ def flops_text(facts: ModelFacts) -> str:
     else:
         named = [dim for dim in facts.dims if not dim.startswith("?")]
         text = f"depend on {', '.join(named) or 'the shapes of the inputs'}"
-        text += f"; give sizes: {' '.join(f'--dim {dim}=1' for dim in named)}" if named else ""
+        text += f"; give sizes: {' '.join(f'--dim {dim}=1' for dim in named) or '--input-shape'}"
     return f"{text} ({missing})" if missing else text
 
 

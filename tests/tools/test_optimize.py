@@ -1,0 +1,268 @@
+"""`tilewright optimize`: what it writes, what it reports, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import tilewright
+from tilewright import Builder, Module, f32
+from tilewright.backends import onnxruntime_oracle
+from tilewright.graph.opdef import lookup
+from tilewright.passes import registry
+from tilewright.passes.base import Pass
+from tilewright.passes.context import PassContext
+
+
+@dataclass(frozen=True)
+class Spoil(Pass):
+    """Make every relu a softplus: what a faulty pass might do."""
+
+    name = "spoil"
+
+    def run(self, module: Module, context: PassContext) -> bool:
+        changed = False
+        for op in module.walk():
+            if op.name == "relu" and context.may_apply:
+                with context.rewrite(module, "relu-to-softplus", op) as rewriter:
+                    new = rewriter.before(op).create(lookup("", "Softplus"), op.operands)
+                    rewriter.replace(op, new.results)
+                changed = True
+        return changed
+
+
+@pytest.fixture
+def spoil() -> Iterator[str]:
+    registry.register(Spoil)
+    yield Spoil.name
+    registry.unregister(Spoil.name)
+
+
+def operators(path: Path) -> list[str]:
+    proto = onnx.load(path)
+    onnx.checker.check_model(proto, full_check=True)
+    return [node.op_type for node in proto.graph.node]
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_writes_a_smaller_model_beside_the_original(command: Callable[..., Any], model: Path) -> None:
+    done = command("optimize", model)
+    assert done.code == 0, done.err
+    assert operators(model.with_name("small.opt.onnx")) == ["MatMul", "Relu", "MatMul"]
+    assert files(model.parent) == {"small.onnx", "small.opt.onnx"}
+    assert "Identity" in done.out
+    assert "agrees" in done.out
+    assert "batch=1; batch=2" in done.out
+    assert f"wrote    {model.with_name('small.opt.onnx')}" in done.out
+
+
+def test_may_replace_the_model_it_read(command: Callable[..., Any], model: Path) -> None:
+    os.chmod(model, 0o640)
+    assert command("optimize", model, "-o", model).code == 0
+    assert operators(model) == ["MatMul", "Relu", "MatMul"]
+    assert files(model.parent) == {"small.onnx"}
+    if sys.platform != "win32":
+        assert model.stat().st_mode & 0o777 == 0o640
+
+
+def test_json_is_one_document(command: Callable[..., Any], model: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((5, 4), np.float32))
+    out = tmp_path / "out.onnx"
+    done = command("optimize", model, "-o", out, "--json", "--input", f"x={tmp_path / 'x.npy'}", "--runs", "1")
+    report = json.loads(done.out)
+    assert done.err == ""
+    assert report["output"] == str(out)
+    assert report["nodes"] == {"before": 4, "after": 3}
+    assert report["operators"]["Identity"] == {"before": 1, "after": 0}
+    assert report["file_bytes"]["after"] == out.stat().st_size < report["file_bytes"]["before"]
+    assert report["parity"]["passed"]
+    assert [run["outputs"][0]["type"] for run in report["parity"]["runs"]] == ["f32[1, 3]", "f32[5, 3]"]
+
+
+def test_failed_parity_writes_nothing(command: Callable[..., Any], model: Path, spoil: str) -> None:
+    out = model.with_name("out.onnx")
+    out.write_bytes(b"precious")
+    done = command("optimize", model, "-o", out, "--passes", spoil)
+    assert done.code == 1
+    assert "differs: y: the largest difference is at" in done.out
+    assert "wrote    nothing" in done.out
+    assert out.read_bytes() == b"precious"
+    assert files(model.parent) == {"small.onnx", "out.onnx"}
+
+
+def test_bisect_names_the_culprit(command: Callable[..., Any], model: Path, spoil: str) -> None:
+    done = command("optimize", model, "--passes", f"remove-identity,{spoil},dce", "--bisect", "--json")
+    assert done.code == 1
+    report = json.loads(done.out)
+    assert report["output"] is None
+    assert "relu-to-softplus" in report["culprit"]
+    assert "passes before it: remove-identity" in report["culprit"]
+
+
+def test_no_parity_does_not_check(command: Callable[..., Any], model: Path, spoil: str) -> None:
+    out = model.with_name("out.onnx")
+    assert command("optimize", model, "-o", out, "--passes", spoil, "--no-parity").code == 0
+    assert operators(out) == ["MatMul", "Softplus", "Identity", "MatMul"]
+
+
+def test_a_check_that_is_not_possible(command: Callable[..., Any], tmp_path: Path) -> None:
+    b = Builder()
+    b.output(b.reshape(b.input("x", f32["n"]), [1234567, -1]), "y")
+    path, out = tmp_path / "odd.onnx", tmp_path / "out.onnx"
+    tilewright.save(b.build(), path)
+    done = command("optimize", path, "-o", out, "--require-parity")
+    assert done.code == 1
+    assert not out.exists()
+    done = command("optimize", path, "-o", out)
+    assert done.code == 0
+    assert "not checked" in done.out
+    assert out.exists()
+
+
+def test_without_onnxruntime_one_line_says_so(
+    command: Callable[..., Any], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime_oracle, "is_available", lambda: False)
+    done = command("optimize", model)
+    assert done.code == 0
+    assert done.out.count("ONNX Runtime is not installed, so the reference interpreter ran the models") == 1
+
+
+def test_dims_are_bound(command: Callable[..., Any], model: Path) -> None:
+    for option in (["--dim", "batch=3"], ["--input-shape", "x:3,4"]):
+        done = command("optimize", model, "-o", model.with_name("bound.onnx"), *option)
+        assert done.code == 0, done.err
+        assert "agrees" in done.out
+        proto = onnx.load(model.with_name("bound.onnx"))
+        for port in (proto.graph.input[0], proto.graph.output[0]):
+            assert port.type.tensor_type.shape.dim[0].dim_value == 3
+
+
+def test_a_part_is_cut_out_and_checked(command: Callable[..., Any], model: Path) -> None:
+    out = model.with_name("part.onnx")
+    done = command("optimize", model, "-o", out, "--inputs", "kept", "--require-parity")
+    assert done.code == 0, done.err
+    assert operators(out) == ["MatMul"]
+    assert [port.name for port in onnx.load(out).graph.input] == ["kept"]
+    assert "the part of the original" in done.out
+
+
+def test_opset_shapes_and_target(command: Callable[..., Any], model: Path) -> None:
+    out = model.with_name("out.onnx")
+    assert command("optimize", model, "-o", out, "--opset", "21", "--with-shapes").code == 0
+    proto = onnx.load(out)
+    assert proto.opset_import[0].version == 21
+    assert len(proto.graph.value_info) == 2
+
+
+def test_trace_and_printed_ir(command: Callable[..., Any], model: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    done = command("optimize", model, "--trace", trace, "--print-ir-after-all", "--passes", "remove-identity,dce")
+    assert done.code == 0
+    assert done.err.count("// ---- after") == 2
+    assert {"trace.jsonl", "000-input.tw", "001-remove-identity.tw"} <= files(trace)
+
+
+def test_external_data_moves_along(command: Callable[..., Any], tmp_path: Path) -> None:
+    b = Builder()
+    x = b.input("x", f32[1, 64])
+    b.output(b.identity(x @ np.ones((64, 64), np.float32)), "y")
+    path = tmp_path / "model.onnx"
+    tilewright.save(b.build(), path, external=True)
+    assert files(tmp_path) == {"model.onnx", "model.onnx.data"}
+    done = command("optimize", path, "-o", path, "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["file_bytes"]["before"] > 64 * 64 * 4
+    assert tilewright.load(path).main.output_names == ("y",)
+
+
+@pytest.mark.skipif(not Path("/dev/null").exists(), reason="this system has no /dev/null")
+def test_a_device_is_not_replaced(command: Callable[..., Any], model: Path) -> None:
+    assert command("optimize", model, "-o", "/dev/null").code == 0
+    assert not Path("/dev/null").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-O1", "--passes", "dce"], "-O and --passes exclude each other"),
+        (["-O7"], "7 is not in the range"),
+        (["--no-parity", "--require-parity"], "--require-parity has no use with --no-parity"),
+        (["--no-parity", "--input", "x=1"], "--input has no use with --no-parity"),
+        (["-o", "."], "the output . is a folder"),
+        (["-o", "nowhere/out.onnx"], "the folder of the output, nowhere, does not exist"),
+        (["--dim", "batch"], "a dim is given as NAME=SIZE, not 'batch'"),
+        (["--dim", "height=3"], "no input has a dim called 'height'"),
+        (["--input-shape", "x:3"], "[3] has another rank"),
+        (["--input-shape", "x:3,5"], "dim 1 of the input 'x' is 4 already, not 5"),
+        (["--outputs", "kapt"], "did you mean kept?"),
+        (["--passes", "fuse-all"], "there is no pass called 'fuse-all'"),
+        (["--opset", "99"], "there is no opset 99"),
+        (["--input", "x"], "an input is given as NAME=FILE.npy or NAME=VALUE"),
+        (["--input", "x=missing.npy"], "missing.npy: No such file or directory"),
+        (["--input", "z=1"], "the model has no input 'z'"),
+        (["--input", "x=[1,2]"], "the given array has rank 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    command: Callable[..., Any], model: Path, options: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    done = command("optimize", model, *options)
+    assert done.code == 2
+    assert message in done.err
+    assert done.out == ""
+    assert files(model.parent) == {"small.onnx"}
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x08\x08\x3a\xff\xff\xff\xff\x0f"])
+def test_bad_files(command: Callable[..., Any], tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "bad.onnx"
+    path.write_bytes(content)
+    done = command("optimize", path)
+    assert done.code == 2
+    assert done.err.startswith("error[")
+    assert files(tmp_path) == {"bad.onnx"}
+    assert command("optimize", tmp_path / "missing.onnx").code == 2
+    assert "is a folder" in command("optimize", tmp_path).err
+
+
+def test_runs_as_a_script_and_as_a_module(model: Path, tmp_path: Path) -> None:
+    script = Path(tilewright.__file__).parent / "tools" / "optimize.py"
+    ways = [[str(script)], ["-m", "tilewright", "optimize"]]
+    for number, way in enumerate(ways):
+        out = tmp_path / f"{number}.onnx"
+        command = [sys.executable, *way, str(model), "-o", str(out), "--no-parity"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        assert out.exists()
+    assert (tmp_path / "0.onnx").read_bytes() == (tmp_path / "1.onnx").read_bytes()
+
+
+def test_optimize_in_python(model: Path) -> None:
+    module = tilewright.load(model)
+    report = tilewright.optimize(module)
+    assert report.module is module
+    assert (report.level, report.after.nodes) == (2, 3)
+    assert tilewright.optimize(model, passes="dce").level is None
+    assert tilewright.optimize(model, level=0).after.nodes == 4
+    bound = tilewright.optimize(model, dims={"batch": 2}, outputs=["kept"]).module
+    assert str(bound.main.inputs[0].type) == "f32[2, 4]"
+    assert bound.main.output_names == ("kept",)
+    shutil.copy(model, model.with_name("copy.onnx"))
+    assert tilewright.parity(model.with_name("copy.onnx"), module).passed
