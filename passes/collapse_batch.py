@@ -40,7 +40,7 @@ _LAST_AXIS = ("softmax", "log_softmax", "layer_normalization", "split", "concat"
 _REDUCTIONS = ("reduce_mean", "reduce_sum", "reduce_max", "reduce_min", "reduce_l2", "reduce_sum_square")
 
 
-@dataclass
+@dataclass(eq=False)
 class Island:
     """Operations that can work on matrices, connected through their row values, in block order."""
 
@@ -160,6 +160,38 @@ def _neighbours(op: Operation, forms: dict[Operation, RowForm]) -> Iterator[Oper
         for use in result.uses:
             if use.user in forms and use.position in forms[use.user].rows:
                 yield use.user
+
+
+def groups(found: list[Island]) -> list[list[Island]]:
+    """The islands, those that read a value in common together."""
+    result: list[list[Island]] = []
+    readers: dict[Value, list[Island]] = {}
+    for island in found:
+        group = [island]
+        for value in _read_rows(island):
+            for other in list(readers.get(value, ())):
+                if other not in group:
+                    group.append(other)
+        for merged in [g for g in result if any(member in group for member in g)]:
+            result.remove(merged)
+            group = [*merged, *(member for member in group if member not in merged)]
+        result.append(group)
+        for value in _read_rows(island):
+            readers.setdefault(value, []).append(island)
+    return result
+
+
+def _read_rows(island: Island) -> Iterator[Value]:
+    for op, form in island.ops.items():
+        yield from (operand for index in form.rows if (operand := op.operands[index]) is not None)
+
+
+def joined(group: list[Island]) -> Island:
+    """One island of several, its operations in block order."""
+    ops = {op: form for island in group for op, form in island.ops.items()}
+    block = next(iter(ops)).parent
+    assert block is not None
+    return Island({op: ops[op] for op in block if op in ops})
 
 
 class Border:
@@ -348,8 +380,14 @@ class CollapseBatch(Pass):
         blocks += [region.block for op in module.walk() for region in op.regions.values()]
         for block in blocks:
             inference = InferenceContext(module.symbols)
-            for island in list(islands(block, inference)):
-                changed |= self._visit(island, inference, module, context)
+            promising = [island for island in islands(block, inference) if saving(island)]
+            for group in groups(promising):
+                # Together they share the reshapes of what all of them read; alone each must pay for its own.
+                if len(group) > 1 and self._visit(joined(group), inference, module, context):
+                    changed = True
+                    continue
+                for island in group:
+                    changed |= self._visit(island, inference, module, context)
         return changed
 
     def _visit(self, island: Island, inference: InferenceContext, module: Module, context: PassContext) -> bool:
