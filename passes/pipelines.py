@@ -17,10 +17,10 @@ _CLEANUP = (
 )
 _LAST = "share-initializers,dce"
 # Bit-exact, too, but only worth a visit after the cleanup.
-_EXACT = "fold-pads,cancel-transposes"
+_EXACT = "fold-pads,cancel-transposes,merge-transposes"
 # Rounds differently: what constant factors and terms can be put into weights, and what row by row work is a Gemm.
 _FUSION = (
-    "recompose-layer-norm,repeat(max=4){fold-batch-norm,fold-scale-shift,fold-pads},dce,collapse-batch,merge-reshapes,"
+    "drop-zero-terms,recompose-layer-norm,repeat(max=4){fold-batch-norm,fold-scale-shift,fold-pads},dce,collapse-batch,merge-reshapes,"
     "matmul-to-gemm,fold-scale-shift"
 )
 
