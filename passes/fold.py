@@ -28,7 +28,6 @@ from ..graph import opdef
 from ..graph.core import AttributeReference, Operation, Value
 from ..graph.data import ArrayData, TensorData, UnresolvedData
 from ..graph.diagnostics import ExecutionError, TypeInferenceError
-from ..graph.dims import DimExpr
 from ..graph.evaluation import evaluate_op
 from ..graph.evaluator import Evaluator, captures
 from ..graph.infer import InferenceContext, infer_types
@@ -130,10 +129,11 @@ class _Folding:
             if not result.use_count:
                 found.append(None)
                 continue
+            if not isinstance(result.type, TensorType) or result.type.dtype.is_float:
+                return None  # known floats are exact, where computed ones are rounded
             elements = self.inference.symbolic(result)
-            if elements is None or any(isinstance(item, DimExpr) for item in elements.flat):
+            if elements is None or not all(isinstance(item, int) for item in elements.flat):
                 return None
-            assert isinstance(result.type, TensorType)
             found.append(ArrayData(elements.astype(result.type.dtype.numpy), result.type.dtype))
         return found if self._fits(_total_bytes(found) - self._freed([op])) else None
 

@@ -17,7 +17,7 @@ import numpy as np
 from ..graph.builder import OpBuilder
 from ..graph.core import Value
 from .base import RulePass
-from .proofs import ints, is_everywhere, keeps_type, made_by, normalized, same_dims
+from .proofs import exact_constant, ints, is_everywhere, keeps_type, made_by, normalized, same_dims
 from .rules import Match, OpRule, Verdict
 
 
@@ -158,7 +158,7 @@ class ResizeToSameSize(_GivesOperandBack):
             return m.fail("interpolation may not give back what it is given")  # inf * 0 is nan
         if m.root.attr("coordinate_transformation_mode") not in ("half_pixel", "asymmetric", "align_corners"):
             return m.fail("the coordinates may be shifted")
-        scales = m.constant(m.root.input(2))
+        scales = exact_constant(m, m.root.input(2))
         if scales is not None and scales.size and not np.all(scales == 1):
             return m.fail("the scales are not 1", m.root)
         if (scales is None or not scales.size) and m.root.input(3) is None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..graph.core import Operation, Value
+from ..graph.data import UnresolvedData
 from ..graph.diagnostics import TypeInferenceError
 from ..graph.dims import Dim, bounds, product, prove_equal
 from ..graph.infer import InferenceContext, infer_types
@@ -55,9 +56,21 @@ def ints(m: Match, value: Value | None) -> list[int] | None:
     return [int(item) for item in array.reshape(-1)]
 
 
+def exact_constant(m: Match, value: Value | None) -> np.ndarray | None:
+    """The elements of a constant, or of an integer that follows from shapes; None if it is neither.
+
+    (Floats that follow from shapes are known as exact numbers, where computing them would have rounded.)
+    """
+    dtype = m.dtype(value)
+    if dtype is None or dtype.is_float:
+        data = m.data(value)
+        return None if data is None or isinstance(data, UnresolvedData) else data.numpy()
+    return m.constant(value)
+
+
 def is_everywhere(m: Match, value: Value | None, number: float) -> bool:
     """Whether `value` is a constant with elements that are all `number` (bit for bit where it is a zero)."""
-    array = m.constant(value)
+    array = exact_constant(m, value)
     if array is None or array.dtype.kind not in "iufb" or not array.size:
         return False
     if number == 0 and array.dtype.kind == "f" and np.any(np.signbit(array) != np.signbit(np.float64(number))):

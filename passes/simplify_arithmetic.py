@@ -22,7 +22,7 @@ from ..graph.core import Operation, Value
 from ..graph.opdef import Trait
 from .base import RulePass
 from .pattern import PatternBuilder, PatternValue
-from .proofs import is_everywhere, keeps_type, made_by
+from .proofs import exact_constant, is_everywhere, keeps_type, made_by
 from .rules import Match, OpRule, Replacement, Rule, Verdict
 
 # Operation -> the number that changes nothing as its second operand (or either one, where they commute).
@@ -167,7 +167,7 @@ def _constant_bounds(m: Match, op: Operation) -> Bounds | None:
     found: list[np.ndarray | None] = []
     for index in (1, 2):
         value = op.input(index)
-        constant = m.constant(value) if value is not None else None
+        constant = exact_constant(m, value)
         if value is not None and (constant is None or np.any(np.isnan(constant.astype(np.float64)))):
             return None
         found.append(constant)

@@ -64,6 +64,8 @@ class SimplifyShapes(Pass):
                 elements = inference.symbolic(op.results[0])
                 if elements is None or not any(isinstance(item, DimExpr) for item in elements.flat):
                     continue
+                if not all(isinstance(item, int | DimExpr) for item in elements.flat):
+                    continue
                 if not _use_first(module, context, scope, op, elements) and may_take_range:
                     _read_directly(module, context, scope, op, elements)
         return context.applications > before
