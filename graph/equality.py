@@ -64,7 +64,13 @@ class _Fact(NamedTuple):
     value: Any
 
     def place(self) -> str:
-        return print_operation(self.owner) if isinstance(self.owner, Operation) else repr(self.owner)
+        if isinstance(self.owner, Operation):
+            return print_operation(self.owner)
+        region = self.owner.parent if isinstance(self.owner, Block) else None
+        if region is None:
+            return repr(self.owner)
+        owner = region.parent
+        return f"{region.name} of {print_operation(owner)}" if isinstance(owner, Operation) else repr(owner)
 
     def where(self) -> str:
         return f"{self.what} of {self.place()}"

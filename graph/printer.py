@@ -67,11 +67,14 @@ def print_function(function: Function, *, weights: Weights = "none", locations: 
     return "\n".join(printer.lines) + "\n"
 
 
-def print_operation(op: Operation, names: dict[Value, str] | None = None) -> str:
-    """One line for `op`, its regions left out. `names` are those of its function, found again if not given."""
+def print_operation(op: Operation, names: dict[Value, str] | None = None, column: int = 0) -> str:
+    """One line for `op`, its regions left out; its location begins at `column` or later.
+
+    `names` are those of its function, found again if not given.
+    """
     printer = _Printer("none", locations=True, metadata=False)
     printer.names = function_names(op) if names is None else names
-    return printer.head(op)
+    return printer.head(op, column)
 
 
 def excerpt(op: Operation, around: int = 5, names: dict[Value, str] | None = None) -> str:
@@ -86,7 +89,7 @@ def excerpt(op: Operation, around: int = 5, names: dict[Value, str] | None = Non
             nearby.append(after)
             after = after.next
     names = function_names(op) if names is None else names
-    return "\n".join(f"{'>' if each is op else ' '} {print_operation(each, names)}" for each in nearby)
+    return "\n".join(f"{'>' if each is op else ' '} {print_operation(each, names, LOCATION_COLUMN)}" for each in nearby)
 
 
 class _Printer:
@@ -183,7 +186,7 @@ class _Printer:
 
     # ---- operations ----------------------------------------------------------------------------------------------
 
-    def head(self, op: Operation, column: int = LOCATION_COLUMN) -> str:
+    def head(self, op: Operation, column: int) -> str:
         """The line of `op`: all of it but its regions."""
         attributes = op.attributes
         operands = [self.used(operand) for operand in op.operands]
