@@ -212,7 +212,7 @@ class NodeWriter:
         wanted = [
             (value, self.names.define(result, graph.scope))
             for result, value in zip(op.results, values, strict=False)
-            if value is not None and (result.use_count or result.name)
+            if value is not None and (result.use_count or result.name or result in self.names)
         ]
         for value, name in wanted:
             if value.block is block and value not in self.names:
@@ -227,5 +227,5 @@ class NodeWriter:
 def _node_of(op: Operation) -> versions.Node:
     return versions.Node(
         op.domain, op.op_type, dict(op.attributes), list(op.operands), len(op.results), op.definition.version,
-        dict(op.metadata.get("legacy", {})),
+        dict(op.metadata.get("legacy", {})), output_types=tuple(result.type for result in op.results),
     )  # fmt: skip

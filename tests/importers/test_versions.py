@@ -300,7 +300,10 @@ class Case:
                 facts.constants[values[name]] = array
         attributes = {item.name: attribute_value(item) for item in self.proto.attribute}
         inputs = [values[name] if name else None for name in self.proto.input]
-        return Node("", self.proto.op_type, attributes, list(inputs), len(self.proto.output)), facts
+        node = Node("", self.proto.op_type, attributes, list(inputs), len(self.proto.output))
+        given = iter(self.expected)
+        node.output_types = tuple(type_of(next(given)) if name else types.UNKNOWN for name in self.proto.output)
+        return node, facts
 
     def model(self, node: Node, opset: int) -> onnx.ModelProto:
         proto = to_proto(node, opset)

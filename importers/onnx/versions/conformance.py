@@ -9,20 +9,11 @@ import onnx.defs
 
 from ....graph.core import AttributeReference
 from ....graph.data import TensorData
-from ....graph.dtypes import BY_ONNX_CODE, DType
+from ....graph.dtypes import DType
 from ....graph.onnx_schema import Schema, find_schema
 from ....graph.opdef import ParameterKind
 from ....graph.types import OptionalType, SequenceType, TensorType, Type
 from .node import CannotDowngrade, Facts, Node
-
-# The attribute that gives the element type of output 0; at some opsets not every type is allowed there.
-_OUTPUT_TYPES = {
-    "Bernoulli": "dtype", "BlackmanWindow": "output_datatype", "Cast": "to", "Constant": "value",
-    "ConstantOfShape": "value", "DequantizeLinear": "output_dtype", "EyeLike": "dtype", "HammingWindow":
-    "output_datatype", "HannWindow": "output_datatype", "MelWeightMatrix": "output_datatype", "Multinomial": "dtype",
-    "QuantizeLinear": "output_dtype", "RandomNormal": "dtype", "RandomNormalLike": "dtype", "RandomUniform": "dtype",
-    "RandomUniformLike": "dtype",
-}  # fmt: skip
 
 
 @cache
@@ -50,7 +41,7 @@ def conform(node: Node, version: int | None, opset: int, facts: Facts) -> None:
     _check_attributes(schema, node, schema_at(node.domain, node.op_type, version), opset)
     _check_counts(schema, node, opset)
     _check_input_types(schema, node, opset, facts)
-    _check_output_type(schema, node, opset)
+    _check_output_types(schema, node, opset)
 
 
 def _check_attributes(schema: Schema, node: Node, current: Schema | None, opset: int) -> None:
@@ -94,13 +85,12 @@ def _check_input_types(schema: Schema, node: Node, opset: int, facts: Facts) -> 
             raise CannotDowngrade(f"{node.op_type} wants one type for its inputs at opset {opset}")
 
 
-def _check_output_type(schema: Schema, node: Node, opset: int) -> None:
-    value = node.attributes.get(_OUTPUT_TYPES.get(node.op_type, ""))
-    dtype = value.dtype if isinstance(value, TensorData) else None
-    if isinstance(value, int) and value != 0:
-        dtype = BY_ONNX_CODE.get(value)
-    if dtype is not None and schema.outputs[0].types and _dtype_text(dtype) not in schema.outputs[0].types:
-        raise CannotDowngrade(f"{node.op_type} does not give {dtype} at opset {opset}")
+def _check_output_types(schema: Schema, node: Node, opset: int) -> None:
+    for index, found in enumerate(node.output_types):
+        allowed = schema.outputs[min(index, len(schema.outputs) - 1)].types
+        text = type_text(found)
+        if text is not None and allowed and text not in allowed:
+            raise CannotDowngrade(f"{node.op_type} does not give {text} at opset {opset}")
 
 
 @cache

@@ -23,7 +23,7 @@ class Node:
     A TensorData among the inputs is a constant that was an attribute in the old form; `from_attribute` maps its
     position to the attribute's name. `version` is set if the node stays in its old form. `legacy` keeps facts of the
     old written form (a `broadcast=1` that says nothing new, an `Upsample` that became `Resize`): hints for
-    `downgrade`, without meaning of their own.
+    `downgrade`, without meaning of their own. `output_types` are checked by `downgrade`, where they are known.
     """
 
     domain: str
@@ -34,6 +34,7 @@ class Node:
     version: int | None = None
     legacy: dict[str, Any] = field(default_factory=dict)
     from_attribute: dict[int, str] = field(default_factory=dict)
+    output_types: tuple[Type, ...] = ()
 
     def copy(self) -> Node:
         """An independent node with the same content."""

@@ -100,6 +100,32 @@ def _dropout_mask_down(node: Node, facts: Facts) -> None:
         raise CannotDowngrade("the mask of Dropout is not boolean before opset 10")
 
 
+@step_up(22, "AveragePool", "MaxPool")
+def _ceil_pool_up(node: Node, facts: Facts) -> None:
+    node.legacy["ceil_mode"] = True
+
+
+@step_down(22, "AveragePool", "MaxPool")
+def _ceil_pool_down(node: Node, facts: Facts) -> None:
+    """Since opset 22 a window that would start in the padding is left out; runtimes have always done so, but ONNX's
+    own inference counts it before."""
+    dims, sizes = shape(facts, node.input(0)), node.attributes.get("kernel_shape", ())
+    plain = not node.has_reference("ceil_mode", "kernel_shape", "strides", "pads", "dilations")
+    if "ceil_mode" in node.legacy or not node.attributes.get("ceil_mode", 0) or dims is None or not plain:
+        return
+    count = len(sizes)
+    strides = node.attributes.get("strides", (1,) * count)
+    pads = node.attributes.get("pads", (0,) * (2 * count))
+    dilations = node.attributes.get("dilations", (1,) * count)
+    for axis in range(count):
+        size = dims[axis + 2]
+        if isinstance(size, int):
+            padded = size + pads[axis] + pads[axis + count]
+            windows = -(-(padded - dilations[axis] * (sizes[axis] - 1) - 1) // strides[axis]) + 1
+            if (windows - 1) * strides[axis] >= size + pads[axis]:
+                raise CannotDowngrade(f"{node.op_type} has a window that starts in the padding, see opset 22")
+
+
 @step_up(21, "GroupNormalization")
 def _group_norm_up(node: Node, facts: Facts) -> None:
     """GroupNormalization-18 has one scale per group, -21 one per channel; equal if every channel is a group."""
