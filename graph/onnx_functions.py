@@ -89,9 +89,11 @@ class _Expansion:
         operands = list(self.op.operands) + [None] * len(body.input)
         values: dict[str, Value | None] = dict(zip(body.input, operands, strict=False))
         self.nodes(body.node, values, self.builder)
-        results = []
-        for name, _ in zip(body.output, self.op.results, strict=False):
-            value = values[name]
+        results: list[Value] = []
+        for name, result in zip(body.output, self.op.results, strict=False):
+            value = values.get(name)
+            if value is None and result.name == "" and results:
+                value = results[0]  # the body does not compute what is left out, and nobody uses it
             assert value is not None, f"{self.op.name}: the function body returns {name!r}, which was left out"
             results.append(value)
         return results
