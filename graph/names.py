@@ -1,10 +1,16 @@
-"""The text of names in the IR: values of a function, and words that may need quotes."""
+"""The text of names in the IR: values of a function, operators, functions, and words that may need quotes."""
 
 from __future__ import annotations
 
+from . import opdef
 from .core import Block, Operation, Value
 from .lexer import PLAIN_NAME, PLAIN_WORD
 from .literals import quote
+from .module import FunctionKey
+from .opdef import OpaqueDefinition, OpDefinition
+
+# Words that mean something else where an operator's name may stand.
+RESERVED = frozenset({"value_info", "none", "call"})
 
 
 def function_names(op: Operation) -> dict[Value, str]:
@@ -59,3 +65,24 @@ def name_text(name: str) -> str:
 def word(text: str) -> str:
     """`text` as a word, in quotes unless it looks like one."""
     return text if PLAIN_WORD.fullmatch(text) else quote(text)
+
+
+def function_text(key: FunctionKey) -> str:
+    domain = f"{word(key.domain)}::" if key.domain else ""
+    return f"{domain}{word(key.name)}" + (f":{word(key.overload)}" if key.overload else "")
+
+
+def operator_text(definition: OpDefinition) -> str:
+    """The operator's own name where it leads back to the definition, else `"domain"::"OpType"`.
+
+    `call` before that tells a model-local function from the operator of the same name that it hides.
+    """
+    name, known = definition.name, opdef.find_by_name(definition.name)
+    opaque = isinstance(definition, OpaqueDefinition)
+    leads_back = known is definition or (
+        opaque and known is None and definition.domain and "." not in definition.op_type
+    )
+    if leads_back and PLAIN_WORD.fullmatch(name) and name not in RESERVED:
+        return name
+    text = f"{quote(definition.domain)}::{quote(definition.op_type)}"
+    return f"call {text}" if opaque and opdef.find(definition.domain, definition.op_type) is not None else text

@@ -351,7 +351,7 @@ class _Parser(ValueParser):
         if shape is None:
             self.fail("the dims of a weight are numbers", token)
         if self.accept("="):
-            self.weights[token.text] = self.tensor_of(type)
+            self.weights[token.text] = self.tensor_of(self.written_tensor(), type)
         else:
             self.weights[token.text] = self.stored(type.dtype, shape)
 

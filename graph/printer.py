@@ -23,23 +23,20 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from . import opdef
 from .core import AttributeReference, AttributeValue, Block, BlockOutput, Metadata, Operation, Region, Value
 from .data import MappedData, SparseData, TensorData, UnresolvedData
 from .dtypes import string
-from .lexer import HASH, PLAIN_WORD
+from .lexer import HASH
 from .literals import bytes_text, float_text, quote, tensor_text
 from .location import UNKNOWN
-from .module import Function, FunctionKey, Module
-from .names import function_names, name_text, value_names, word
-from .opdef import OpaqueDefinition, OpDefinition
+from .module import Function, Module
+from .names import function_names, function_text, name_text, operator_text, value_names, word
+from .opdef import OpDefinition
 from .types import Type
 
 # "full": large tensors by hash and source. "none": by type only, so that nothing has to be read.
 Weights: TypeAlias = Literal["full", "none"]
 
-# Words that mean something else where an operator's name may stand.
-RESERVED = frozenset({"value_info", "none", "call"})
 LOCATION_COLUMN = 76
 LINE_WIDTH = 112
 INLINE_ELEMENTS = 16  # a tensor of so few elements prints where it is used
@@ -126,7 +123,7 @@ class _Printer:
 
     def function(self, function: Function) -> None:
         self.names.update(value_names(function.block))
-        head = f"func @{_key(function.key)}"
+        head = f"func @{function_text(function.key)}"
         if function.opsets:
             head += f" opsets={self.value(function.opsets)}"
         if function.attributes:
@@ -229,7 +226,7 @@ class _Printer:
     def op_name(self, definition: OpDefinition) -> str:
         text = self.op_names.get(definition)
         if text is None:
-            text = self.op_names[definition] = _op_name(definition)
+            text = self.op_names[definition] = operator_text(definition)
         return text
 
     def attributes(self, definition: OpDefinition, attributes: Mapping[str, AttributeValue]) -> str:
@@ -353,24 +350,3 @@ def _is_plain_constant(op: Operation) -> bool:
         and not op.operands
         and len(op.results) == 1
     )
-
-
-def _key(key: FunctionKey) -> str:
-    domain = f"{word(key.domain)}::" if key.domain else ""
-    return f"{domain}{word(key.name)}" + (f":{word(key.overload)}" if key.overload else "")
-
-
-def _op_name(definition: OpDefinition) -> str:
-    """The operator's own name where it leads back to the definition, else `"domain"::"OpType"`.
-
-    `call` before that tells a model-local function from the operator of the same name that it hides.
-    """
-    name, known = definition.name, opdef.find_by_name(definition.name)
-    opaque = isinstance(definition, OpaqueDefinition)
-    leads_back = known is definition or (
-        opaque and known is None and definition.domain and "." not in definition.op_type
-    )
-    if leads_back and PLAIN_WORD.fullmatch(name) and name not in RESERVED:
-        return name
-    text = f"{quote(definition.domain)}::{quote(definition.op_type)}"
-    return f"call {text}" if opaque and opdef.find(definition.domain, definition.op_type) is not None else text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import dtypes, types
 from .clone import copy_metadata
@@ -22,6 +22,14 @@ _ELEMENT_WORDS = frozenset({"true", "false", "nan", "inf"})
 _ELEMENT_KINDS = frozenset({"int", "float", "hex", "string", "bytes"})
 _BRACKETS = {"[": 1, "(": 1, "]": -1, ")": -1}
 _ATOMS: dict[str, Callable[[str], Any]] = {"int": int, "float": float_of, "string": unquote, "bytes": bytes_of}
+
+
+class WrittenTensor(NamedTuple):
+    """A reference such as `#w0`, or a literal: its elements, and its brackets and commas with `x` for each element."""
+
+    token: Token
+    texts: list[str]
+    marks: str
 
 
 class ValueParser(TokenReader):
@@ -187,45 +195,30 @@ class ValueParser(TokenReader):
 
     def constant_operand(self) -> Constant:
         """What stands in the operand's place of `const`. Its type is the result's unless another one follows."""
-        token = self.token
-        if token.text == "$":
+        if self.token.text == "$":
             reference = self.reference()
             return lambda _: reference
-        start = self.position
-        self.weight_or_literal()
+        written = self.written_tensor()
         if self.token.text == ":" and self.tokens[min(self.position + 2, len(self.tokens) - 1)].text in (":", "{"):
-            self.position = start
-            data = self.tensor()
+            self.next()
+            data = self.tensor_of(written, self.tensor_type())
             return lambda _: data
-        end = self.position
-
-        def with_type(type: Type | None) -> TensorData:
-            resume, self.position = self.position, start
-            data = self.tensor_of(type if isinstance(type, TensorType) else None)
-            assert self.position == end
-            self.position = resume
-            return data
-
-        return with_type
+        return lambda type: self.tensor_of(written, type if isinstance(type, TensorType) else None)
 
     def tensor(self) -> TensorData:
         """`#w3`, `#w3 : f32[n]` if the weights section does not list it, or `[1, 2] : i64[2]`."""
-        start = self.position
-        self.weight_or_literal()
-        type = self.tensor_type() if self.accept(":") else None
-        end, self.position = self.position, start
-        data = self.tensor_of(type)
-        self.position = end
-        return data
+        written = self.written_tensor()
+        return self.tensor_of(written, self.tensor_type() if self.accept(":") else None)
 
-    def weight_or_literal(self) -> tuple[list[str], str]:
-        """A reference, or a literal: its elements, and its brackets and commas with an `x` for each element."""
+    def written_tensor(self) -> WrittenTensor:
+        """A reference, or a literal with any nesting of brackets."""
+        first = self.token
+        if first.kind == "weight":
+            self.next()
+            return WrittenTensor(first, [], "")
         texts: list[str] = []
         marks: list[str] = []
         depth = 0
-        if self.token.kind == "weight":
-            self.next()
-            return texts, ""
         while not marks or depth > 0:
             if self.token.text in ("[", "]"):
                 depth += 1 if self.token.text == "[" else -1
@@ -235,7 +228,7 @@ class ValueParser(TokenReader):
             else:
                 texts.append(self.element())
                 marks.append("x")
-        return texts, "".join(marks)
+        return WrittenTensor(first, texts, "".join(marks))
 
     def element(self) -> str:
         token = self.next()
@@ -246,25 +239,21 @@ class ValueParser(TokenReader):
             self.fail(f"expected an element of a tensor, found {token}", token)
         return token.text
 
-    def unlisted(self, type: TensorType, shape: tuple[int, ...]) -> UnresolvedData:
-        """A constant of which the text only gives the type. Numbered, so that two of them are not taken to be equal."""
-        self.unlisted_count += 1
-        return UnresolvedData(type.dtype, shape, f"unlisted {self.unlisted_count}")
-
-    def tensor_of(self, type: TensorType | None) -> TensorData:
-        """The reference or literal here, of this type."""
-        token = self.token
+    def tensor_of(self, written: WrittenTensor, type: TensorType | None) -> TensorData:
+        """The constant that was written, once its type is known (None for one that the text does not give)."""
+        token, texts, marks = written
         shape = type.static_shape if type is not None else None
-        if token.kind == "weight":
-            listed = self.weights.get(self.next().text)
-            if listed is None:
-                if type is None or shape is None:
-                    self.fail(f"{token.text} is not listed in the weights section", token)
-                listed = self.weights[token.text] = self.unlisted(type, shape)
-            return listed
-        texts, marks = self.weight_or_literal()
+        if token.text in self.weights:
+            return self.weights[token.text]
         if type is None or shape is None:
+            if token.kind == "weight":
+                self.fail(f"{token.text} is not listed in the weights section", token)
             self.fail("a tensor literal needs a type with known dims, as in `[1, 2] : i64[2]`", token)
+        if token.kind == "weight":
+            # Numbered, so that two constants of unknown content are not taken to be equal.
+            self.unlisted_count += 1
+            unlisted = UnresolvedData(type.dtype, shape, f"unlisted {self.unlisted_count}")
+            return self.weights.setdefault(token.text, unlisted)
         if len(texts) != types.tensor(type.dtype, shape).elements or marks != nest(["x"] * len(texts), shape):
             self.fail(f"the literal is not of shape {list(shape)}", token)
         return self.checked(token, lambda: tensor_of(texts, type.dtype, shape))
