@@ -3,12 +3,15 @@
 The sides are run one after the other, so that only one of them is in memory at a time. Sizes that the model leaves
 open are found by trying (see `feeds`), and each run differs from those before it in as many of them as the model
 permits: a rewrite that is right for one size only is found out.
+
+Outputs agree as `passes.agreement` says; a difference beyond its tolerance is still accepted, and noted, if the
+original's own results vary as much (see `rounding_noise`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from ..graph.diagnostics import TilewrightError
@@ -16,6 +19,7 @@ from ..graph.module import Module
 from ..graph.opdef import Trait
 from ..passes.agreement import Agreement, agreement, describe
 from .feeds import FeedPlan, Scenario
+from .rounding_noise import NOISE_FACTOR, rounding_noise
 
 # How many combinations of sizes are tried until one runs: for the first run, and for each further one.
 FIRST_TRIES = 80
@@ -49,7 +53,8 @@ class ParityRun:
         rows = []
         for name, found in self.outputs.items():
             row = {"name": name, "type": found.type, "passed": found.passed, "reason": found.reason}
-            rows.append(row | {"error": found.error, "scale": found.scale, "tolerance": found.tolerance})
+            row |= {"error": found.error, "scale": found.scale, "tolerance": found.tolerance, "noise": found.noise}
+            rows.append(row)
         return {"inputs": self.inputs, "outputs": rows}
 
 
@@ -147,6 +152,8 @@ def check_parity(
     except TilewrightError as error:
         report.verdict, report.reason = "differs", f"{actual.label} cannot be run: {reason_of(error)}"
         return report
+    del runner
+    _allow_for_noise(report, expected, known)
     _conclude(report, unstable)
     return report
 
@@ -222,6 +229,21 @@ def _compared(
     return run
 
 
+def _allow_for_noise(report: ParityReport, expected: Side, known: Sequence[_Result]) -> None:
+    """Accept differences of floating-point tensors that are no larger than the expected side's own rounding noise."""
+    runner: Runner | None = None
+    for run, result in zip(report.runs, known, strict=True):
+        names = [name for name, found in run.outputs.items() if not found.passed and found.error is not None]
+        if not names:
+            continue
+        runner = expected.start() if runner is None else runner
+        noise = rounding_noise(runner.run, result.feeds, result.outputs, names)
+        for name in names:
+            found = run.outputs[name]
+            if found.error is not None and 0 < found.error <= NOISE_FACTOR * noise[name]:
+                run.outputs[name] = replace(found, reason="", noise=noise[name])
+
+
 def _conclude(report: ParityReport, unstable: frozenset[str]) -> None:
     wrong = [name for name, found in report.worst.items() if not found.passed]
     report.verdict = "differs" if wrong else "agrees"
@@ -233,6 +255,11 @@ def _conclude(report: ParityReport, unstable: frozenset[str]) -> None:
     if unstable:
         report.notes.append(f"random from run to run, so only their types were compared: {', '.join(sorted(unstable))}")
     for name, found in report.worst.items():
+        if found.noise is not None:
+            report.notes.append(
+                f"{name} differs by {found.error:.2g}, no more than it does on its own: inputs changed by one unit in "
+                f"the last place move it by {found.noise:.2g}"
+            )
         counts = [run.outputs[name].compared for run in report.runs]
         if found.error is not None and not any(counts) and "[0" not in found.type:
             report.notes.append(f"{name} has no finite element in any run, so its values say nothing")

@@ -31,7 +31,8 @@ class Agreement:
     """How one output compares. `error` is max|actual - expected|, `scale` max|expected|, both over finite elements and
     None where elements must be equal; `reason` says what is wrong, and is empty if the two agree.
 
-    `compared` counts the elements whose values were held against each other: NaNs are not among them.
+    `compared` counts the elements whose values were held against each other: NaNs are not among them. `noise` is set
+    where the error is beyond the tolerance but no more than the model's own results vary.
     """
 
     type: str
@@ -40,6 +41,7 @@ class Agreement:
     tolerance: float
     compared: int
     reason: str = ""
+    noise: float | None = None
 
     @property
     def passed(self) -> bool:
@@ -196,9 +198,12 @@ def _close_elements(place: str, type: str, tolerance: float, expected: np.ndarra
 
 def _infinite(array: np.ndarray) -> np.ndarray:
     """The sign of each infinite element, 0 elsewhere (complex: 1 if any part is infinite)."""
+    signs = np.zeros(array.shape, np.int8)
     if np.iscomplexobj(array):
-        return np.isinf(array).astype(np.int8)
-    signs: np.ndarray = np.isposinf(array).astype(np.int8) - np.isneginf(array).astype(np.int8)
+        signs[np.isinf(array)] = 1
+        return signs
+    signs[np.isposinf(array)] = 1
+    signs[np.isneginf(array)] = -1
     return signs
 
 

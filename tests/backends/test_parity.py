@@ -198,3 +198,31 @@ def test_its_reasons_come_without_its_source_paths() -> None:
     assert "onnxruntime/core" not in str(error.value)
     with pytest.raises(ExecutionError, match="does not load the model"):
         OnnxRuntime(b"nonsense")
+
+
+# ---- rounding noise --------------------------------------------------------------------------------------------------
+
+
+def sine(*factors: float) -> Module:
+    """The sine of a large product: hardly a digit of its argument is left."""
+    b = Builder()
+    x = b.input("x", f32[64])
+    for factor in factors:
+        x = x * np.float32(factor)
+    b.output(b.sin(x), "y")
+    return b.build()
+
+
+def test_a_difference_within_the_noise_of_the_original_is_accepted(no_onnxruntime: None) -> None:
+    report = tilewright.parity(sine(997, 1009), sine(997 * 1009))
+    assert report.passed
+    found = report.worst["y"]
+    assert found.noise is not None
+    assert found.relative_error is not None
+    assert found.relative_error > found.tolerance
+    assert "no more than it does on its own" in report.notes[-1]
+
+
+def test_a_difference_beyond_the_noise_is_not_accepted(no_onnxruntime: None) -> None:
+    assert not tilewright.parity(sine(1.1e6), sine(1e6)).passed
+    assert not tilewright.parity(sine(1.001), sine(1)).passed
