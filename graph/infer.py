@@ -17,7 +17,7 @@ from . import types
 from .core import Operation, Value
 from .data import TensorData, UnresolvedData
 from .diagnostics import TypeInferenceError
-from .dims import Dim, FreshSymbols
+from .dims import Dim, DimComplexityError, FreshSymbols
 from .dtypes import DType, f32, f64
 from .quotient import Quotient
 from .types import TensorType, Type
@@ -173,6 +173,13 @@ def infer_types(op: Operation, context: InferenceContext) -> list[Type]:
     try:
         check_dtypes(op)
         inferred = list(op.definition.infer(op, context))
+    except DimComplexityError:
+        return [types.UNKNOWN] * len(op.results)
+    except (ArithmeticError, types.NegativeDimError) as error:
+        raise TypeInferenceError(
+            "infer/arithmetic", f"the shape of {op.name}'s result cannot be computed: {error}", op.location,
+            notes=[describe_operands(op)],
+        ) from None  # fmt: skip
     except TypeInferenceError as error:
         if error.diagnostics[0].location is None:
             raise type(error)(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import onnx
+import onnx.checker
 import onnx.shape_inference
 
 from . import types
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 # Operands up to this many elements may be shapes, axes, sizes or scales; only these are worth showing to ONNX.
 MAX_CONSTANT_ELEMENTS = 64
+# What ONNX raises for operands that do not fit; the plain ones come from its C++ code.
+_REFUSALS = (
+    onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, IndexError,
+)  # fmt: skip
 
 
 def infer(schema: Schema, op: Operation, context: InferenceContext) -> Sequence[Type]:
@@ -48,7 +53,7 @@ def infer(schema: Schema, op: Operation, context: InferenceContext) -> Sequence[
             _constants(op, context),
             opset_imports=_opsets(schema),
         )
-    except (onnx.shape_inference.InferenceError, RuntimeError) as caught:
+    except _REFUSALS as caught:
         # A number may be demanded where there is a symbol, which is no fault of the operands.
         if not all(_is_static(value.type) for value in op.operand_values):
             return unknown

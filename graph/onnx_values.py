@@ -16,6 +16,11 @@ from .diagnostics import ModelError
 from .dims import Dim, FreshSymbols, is_symbol, label_of, symbol
 from .types import Type
 
+# Elements that no machine can address; a file that declares more is damaged or hostile.
+MAX_ELEMENTS = 2**62
+# numpy's limit.
+MAX_RANK = 64
+
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 
@@ -25,8 +30,7 @@ def tensor_data(proto: TensorProto) -> TensorData:
     if dtype is None:
         raise ModelError("onnx/tensor-dtype", f"tensor {proto.name!r} has element type {proto.data_type}, unknown here")
     shape = tuple(proto.dims)
-    if any(dim < 0 for dim in shape):
-        raise ModelError("onnx/negative-dim", f"tensor {proto.name!r} has a negative dimension: {list(shape)}")
+    check_dims(proto.name, shape)
     if proto.data_location == TensorProto.EXTERNAL:
         raise ModelError(
             "onnx/external-without-folder",
@@ -39,6 +43,19 @@ def tensor_data(proto: TensorProto) -> TensorData:
         _check_size(proto, dtype.storage_bytes(_elements(shape)), len(proto.raw_data), "bytes")
         return ArrayData(from_raw(proto.raw_data, dtype, shape), dtype)
     return ArrayData(_typed_array(proto, dtype, shape), dtype)
+
+
+def check_dims(name: str, shape: tuple[int, ...]) -> None:
+    """Raise ModelError for dims that no stored tensor can have."""
+    if any(dim < 0 for dim in shape):
+        raise ModelError("onnx/negative-dim", f"tensor {name!r} has a negative dimension: {list(shape)}")
+    if len(shape) > MAX_RANK:
+        raise ModelError(
+            "onnx/tensor-rank", f"tensor {name!r} has {len(shape)} dims, more than the {MAX_RANK} possible"
+        )
+    # numpy counts bytes, and does so even where a dim is 0; the largest element has 16 = 2**4.
+    if _elements(tuple(dim for dim in shape if dim)) > MAX_ELEMENTS >> 4:
+        raise ModelError("onnx/huge-shape", f"tensor {name!r} has dims {list(shape)}: more elements than can exist")
 
 
 def _string_data(proto: TensorProto, shape: tuple[int, ...]) -> TensorData:
@@ -97,8 +114,7 @@ def sparse_data(proto: onnx.SparseTensorProto, tensor: Callable[[TensorProto], T
     """The sparse constant `proto`. Raises ModelError if its parts do not fit together."""
     values, indices, shape = tensor(proto.values), tensor(proto.indices), tuple(proto.dims)
     name, count = proto.values.name, values.elements
-    if any(dim < 0 for dim in shape):
-        raise ModelError("onnx/negative-dim", f"sparse tensor {name!r} has a negative dimension: {list(shape)}")
+    check_dims(name, shape)
     if indices.dtype is not dtypes.i64 or indices.shape not in ((count,), (count, len(shape))):
         raise ModelError(
             "onnx/sparse-indices",

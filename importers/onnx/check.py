@@ -144,10 +144,11 @@ class SchemaChecker:
                 self.log.error(
                     "onnx/unknown-attribute", f"{signature.name} has no attribute {attribute.name!r}", location, *notes
                 )
-            elif attribute.type not in (wanted, AttributeProto.UNDEFINED):
+            elif kind_of(attribute) != wanted:
+                found = _name(kind_of(attribute))
                 self.log.error(
                     "onnx/attribute-type",
-                    f"attribute {attribute.name!r} of {signature.name} is {_kind(attribute.type)}, not {_kind(wanted)}",
+                    f"attribute {attribute.name!r} of {signature.name} is {found}, not {_name(wanted)}",
                     location,
                 )
         for name in signature.required:
@@ -213,8 +214,27 @@ def _kind_code(attribute: Any) -> int:
     return AttributeProto.AttributeType.Value(attribute.type.name)
 
 
-def _kind(code: int) -> str:
-    return f"of type {AttributeProto.AttributeType.Name(code)}" if code else "without type"
+def _name(code: int) -> str:
+    return AttributeProto.AttributeType.Name(code) if code in AttributeProto.AttributeType.values() else f"type {code}"
+
+
+# For files of IR version 1, which did not write an attribute's type: the field that is set tells.
+_FIELDS = (
+    ("f", "FLOAT"), ("i", "INT"), ("s", "STRING"), ("t", "TENSOR"), ("g", "GRAPH"), ("tp", "TYPE_PROTO"),
+    ("sparse_tensor", "SPARSE_TENSOR"), ("floats", "FLOATS"), ("ints", "INTS"), ("strings", "STRINGS"),
+    ("tensors", "TENSORS"), ("graphs", "GRAPHS"), ("sparse_tensors", "SPARSE_TENSORS"), ("type_protos", "TYPE_PROTOS"),
+)  # fmt: skip
+
+
+def kind_of(attribute: AttributeProto) -> int:
+    """The type of an attribute, also of one that does not say it."""
+    if attribute.type != AttributeProto.UNDEFINED:
+        return attribute.type
+    for field, kind in _FIELDS:
+        value = getattr(attribute, field)
+        if len(value) if hasattr(value, "extend") else attribute.HasField(field):
+            return AttributeProto.AttributeType.Value(kind)
+    return AttributeProto.INTS
 
 
 def _hints(domain: str, op_type: str, version: int) -> list[str]:

@@ -13,9 +13,9 @@ from ...graph.diagnostics import Diagnostic, DiagnosticLog, TilewrightError
 from ...graph.dims import FreshSymbols
 from ...graph.location import Location
 from ...graph.module import FunctionKey
-from ...graph.onnx_values import type_from_proto
+from ...graph.onnx_values import MAX_ELEMENTS, type_from_proto
 from ...graph.types import Type
-from .read_tensors import MAX_ELEMENTS, TensorReader
+from .read_tensors import TensorReader
 
 
 class Scope:

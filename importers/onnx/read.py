@@ -26,7 +26,7 @@ from .order import graphs_of, is_deeper_than
 from .read_graph import BodyReader
 from .read_node import attribute_info
 from .read_tensors import TensorReader
-from .residual import Modelled, has_unknown_fields
+from .residual import Modelled, check_text, has_unknown_fields
 
 _MODEL_FIELDS = (
     "ir_version", "opset_import", "producer_name", "producer_version", "domain", "model_version", "doc_string", "graph",
@@ -123,6 +123,7 @@ def _check_path(path: Path) -> None:
 def _read_model(model: ModelProto, tensors: TensorReader, log: DiagnosticLog) -> Module:
     if is_deeper_than([model.graph, *_bodies(model)], MAX_DEPTH):
         raise ModelError("onnx/too-deep", f"subgraphs are nested deeper than {MAX_DEPTH} levels")
+    check_text(model)
     before = len(log.errors)
     placed = ImportLog(log)
     opsets = _opsets(model.opset_import, "the model", log)

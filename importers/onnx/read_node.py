@@ -23,7 +23,7 @@ from ...graph.module import FunctionKey
 from ...graph.onnx_values import attribute_kind, attribute_value
 from ...graph.types import TensorType, Type
 from . import versions
-from .check import SchemaChecker, Signature
+from .check import SchemaChecker, Signature, kind_of
 from .constants import node_constant
 from .context import ReadContext, Scope
 from .declared import Declarations, declared_types, properties
@@ -38,12 +38,6 @@ _NODE = Modelled(
     NodeProto, ("input", "output", "name", "op_type", "domain", "overload", "attribute", "doc_string", "metadata_props")
 )
 _KIND_NAMES = {code: name.lower() for name, code in AttributeProto.AttributeType.items()}
-# For files of IR version 1, which did not write an attribute's type: the field that is set tells.
-_FIELDS = (
-    ("f", "FLOAT"), ("i", "INT"), ("s", "STRING"), ("t", "TENSOR"), ("g", "GRAPH"), ("tp", "TYPE_PROTO"),
-    ("sparse_tensor", "SPARSE_TENSOR"), ("floats", "FLOATS"), ("ints", "INTS"), ("strings", "STRINGS"),
-    ("tensors", "TENSORS"), ("graphs", "GRAPHS"), ("sparse_tensors", "SPARSE_TENSORS"), ("type_protos", "TYPE_PROTOS"),
-)  # fmt: skip
 
 
 class Facts:
@@ -131,7 +125,10 @@ class NodeReader:
             if signature is not None and not self._types_fit(operands, signature, location):
                 return None
         metadata = self._metadata(proto)
+        before = len(self.log.errors)
         attributes, regions = self._attributes(proto, operands, scope, location, metadata)
+        if len(self.log.errors) > before:
+            return None
         if domain == "" and proto.op_type == "Constant" and not is_call:
             return self._constant_node(proto, attributes, builder, metadata, location)
         node = versions.Node(domain, proto.op_type, attributes, list(operands), len(proto.output))
@@ -317,15 +314,9 @@ def agree(declared: Type, found: Type) -> bool:
 
 def _with_type(attribute: AttributeProto) -> AttributeProto:
     """A copy of an attribute without a type that has one."""
-    found = next((kind for field, kind in _FIELDS if _is_set(attribute, field)), "INTS")
-    typed = AttributeProto(type=found)
+    typed = AttributeProto(type=AttributeProto.AttributeType.Name(kind_of(attribute)))
     typed.MergeFrom(attribute)
     return typed
-
-
-def _is_set(attribute: AttributeProto, field: str) -> bool:
-    value = getattr(attribute, field)
-    return len(value) > 0 if hasattr(value, "extend") else attribute.HasField(field)
 
 
 def attribute_info(attribute: AttributeProto, kind: str, value: AttributeValue) -> Metadata:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from ...graph import dtypes
 from ...graph.core import Metadata
 from ...graph.data import ArrayData, MappedData, MappedFile, SparseData, TensorData, from_raw
 from ...graph.diagnostics import ModelError
-from ...graph.onnx_values import sparse_data, tensor_data
+from ...graph.onnx_values import check_dims, sparse_data, tensor_data
 from .external import ExternalFiles
 from .residual import Modelled
 from .wire import MARKER_BYTES, Buffer, Payload, marker_of
@@ -28,8 +29,6 @@ _USUAL_NUMBERS = Modelled(TensorProto, _CONTENT).numbers
 _TENSOR = Modelled(TensorProto, (*_CONTENT, "doc_string", "metadata_props"))
 # Dtypes whose elements lie in a packed typed field exactly as in raw_data.
 _RAW_LIKE = {"float_data": (dtypes.f32, dtypes.c64), "double_data": (dtypes.f64, dtypes.c128)}
-# Elements that no machine can address; a file that declares more is damaged or hostile.
-MAX_ELEMENTS = 2**62
 
 
 class TensorReader:
@@ -62,17 +61,11 @@ class TensorReader:
                 "onnx/tensor-dtype", f"tensor {proto.name!r} has the unknown element type {proto.data_type}"
             )
         shape = tuple(proto.dims)
-        if any(dim < 0 for dim in shape):
-            raise ModelError("onnx/negative-dim", f"tensor {proto.name!r} has a negative dimension: {list(shape)}")
-        elements = 1
-        for dim in shape:
-            elements *= dim
-        if elements > MAX_ELEMENTS:
-            raise ModelError("onnx/huge-shape", f"tensor {proto.name!r} has dims {list(shape)}: more than can exist")
+        check_dims(proto.name, shape)
         if dtype is dtypes.string:
             raise ModelError("onnx/external-strings", f"tensor {proto.name!r}: strings are never external data")
         try:
-            return self._located(proto, dtype, shape, dtype.storage_bytes(elements))
+            return self._located(proto, dtype, shape, dtype.storage_bytes(math.prod(shape)))
         except ModelError as error:
             if error.code == "onnx/tensor-size":
                 raise ModelError("onnx/tensor-size", f"tensor {proto.name!r}: {error.diagnostics[0].message}") from None

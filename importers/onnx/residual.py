@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
+
+from ...graph.diagnostics import ModelError
 
 # A model of more bytes than this is not copied to find out whether it holds unknown fields.
 _COPY_LIMIT = 1 << 26
@@ -43,6 +46,25 @@ class Modelled:
             else:
                 setattr(rest, name, value)
         return rest.SerializeToString(deterministic=True)
+
+
+def check_text(message: Message) -> None:
+    """Raise ModelError if a text field of `message`, at any depth, is no UTF-8; protobuf lets such a file pass."""
+    stack = [message]
+    while stack:
+        current = stack.pop()
+        for field, value in current.ListFields():
+            if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
+                if isinstance(value, Message):
+                    stack.append(value)
+                else:
+                    stack.extend(value)
+            elif field.type == FieldDescriptor.TYPE_STRING:
+                items = [value] if isinstance(value, str | bytes) else value
+                wrong = next((item for item in items if not isinstance(item, str)), None)
+                if wrong is not None:
+                    where = f"{current.DESCRIPTOR.name}.{field.name}"
+                    raise ModelError("onnx/not-text", f"the file is damaged: {where} is no UTF-8 text: {wrong!r}")
 
 
 def has_unknown_fields(message: Message) -> bool:
