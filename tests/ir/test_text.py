@@ -241,6 +241,13 @@ def test_what_is_no_attribute_is_refused(value: object) -> None:
         print_module(module)
 
 
+def test_the_example_of_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs/ir.md").read_text(encoding="utf-8").split("```")[1]
+    module = parse(text)
+    assert parse(print_module(module)).main.block.metadata == {"name": "encoder"}
+    assert {op.name for op in module.walk()} >= {"const", "if", "my.domain.Gate"}
+
+
 # ---- numbers ---------------------------------------------------------------------------------------------------------
 
 
