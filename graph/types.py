@@ -140,12 +140,16 @@ def _intern(kind: type[Any], **fields: Any) -> Any:
     return found
 
 
+class NegativeDimError(ValueError):
+    """A tensor cannot have a dimension below zero."""
+
+
 def tensor(dtype: DType, shape: Sequence[Dim] | None) -> TensorType:
-    """The tensor type of `dtype` and `shape` (None: unranked). Raises ValueError for a negative dim."""
+    """The tensor type of `dtype` and `shape` (None: unranked). Raises NegativeDimError for a negative dim."""
     dims = None if shape is None else tuple(shape)
     for dim in dims or ():
         if isinstance(dim, int) and dim < 0:
-            raise ValueError(f"a dimension is never negative, got {dim} in {dims}")
+            raise NegativeDimError(f"a dimension is never negative, got {dim} in [{', '.join(map(format_dim, dims or ()))}]")
     result: TensorType = _intern(TensorType, dtype=dtype, shape=dims)
     return result
 

@@ -37,7 +37,7 @@ def _heads(op: Operation, index: int, heads: str, context: InferenceContext) -> 
         return shape
     require_rank(op, index, shape, 3)
     count = op.attr(heads)
-    if not count:
+    if not count or count < 0:
         raise error("shape/attention", f"{op.name} needs {heads} for its input {index}, {format_shape(shape)}")
     return (shape[0], count, shape[1], quotient(shape[2], count, op, f"the last dim of input {index}"))
 
@@ -124,6 +124,10 @@ class LinearAttention(OpDefinition):
         dtype, state = dtype_of(op, 0, 1, 2), dtype_of(op, 3, 0)
         if dtype is None or state is None:
             return [types.UNKNOWN] * len(op.results)
+        for index in (0, 1, 2):
+            shape = shape_of(op, index)
+            if shape is not None:
+                require_rank(op, index, shape, 3)
         q, v = _heads(op, 0, "q_num_heads", context), _heads(op, 2, "kv_num_heads", context)
         if q is None or v is None:
             return [types.tensor(dtype, unknown_dims(3, context)), types.tensor(state, unknown_dims(4, context))]
@@ -134,6 +138,6 @@ class LinearAttention(OpDefinition):
         q, v = shape_of(op, 0), shape_of(op, 2)
         if q is None or v is None:
             return None
-        heads = op.attr("q_num_heads")
         # Per place and head the state is updated and read: about four operations for each of its dk * dv elements.
-        return 4 * product(q) * (v[-1] // op.attr("kv_num_heads")) if heads else None
+        kv_heads: int = op.attr("kv_num_heads")
+        return 4 * product(q) * (v[-1] // kv_heads)

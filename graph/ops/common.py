@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -87,6 +87,15 @@ def has_operand(op: Operation, index: int) -> bool:
 def operand_elements(op: Operation, index: int, context: InferenceContext) -> SymbolicArray | None:
     """The known elements of integer operand `index`, see `InferenceContext.symbolic`."""
     return context.symbolic(op.operands[index]) if has_operand(op, index) else None
+
+
+def vector_elements(op: Operation, index: int, context: InferenceContext) -> list[Any] | None:
+    """The known elements of integer operand `index`, which must be a vector: `shape/rank` otherwise."""
+    shape = shape_of(op, index)
+    if shape is not None:
+        require_rank(op, index, shape, 1)
+    elements = operand_elements(op, index, context)
+    return None if elements is None else list(elements.flat)
 
 
 def constant_ints(op: Operation, index: int, context: InferenceContext) -> list[int] | None:

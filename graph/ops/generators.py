@@ -214,6 +214,8 @@ class Multinomial(TensorOp):
 
     def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
         shape = shape_of(op, 0)
+        if shape is not None:
+            require_rank(op, 0, shape, 2)
         return [context.fresh() if shape is None else shape[0], op.attr("sample_size", 1)]
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:

@@ -44,7 +44,7 @@ class MatrixProduct(TensorOp):
     left, right = 0, 1
 
     def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
-        a, b = shape_of(op, self.left), shape_of(op, self.right)
+        a, b = self.factor(op, self.left), self.factor(op, self.right)
         for shape in (a, b):
             if shape == ():
                 raise error(
@@ -58,6 +58,10 @@ class MatrixProduct(TensorOp):
         columns = b[-1:] if len(b) > 1 else ()
         return (*(batch or ()), *rows, *columns)
 
+    def factor(self, op: Operation, index: int) -> Shape | None:
+        """The shape with which operand `index` takes part in the product."""
+        return shape_of(op, index)
+
     def _summed(self, op: Operation, a: Shape, b: Shape, context: InferenceContext) -> Dim:
         mismatch = functools.partial(
             error,
@@ -68,7 +72,7 @@ class MatrixProduct(TensorOp):
         return same_dim(a[-1], b[-2] if len(b) > 1 else b[-1], context, mismatch)
 
     def flops(self, op: Operation) -> Dim | None:
-        elements, shape = result_elements(op), shape_of(op, self.left)
+        elements, shape = result_elements(op), self.factor(op, self.left)
         return None if elements is None or not shape else 2 * elements * shape[-1]
 
 
@@ -199,6 +203,8 @@ class Einsum(TensorOp):
         return letters, broadcast(op, covered, context)
 
     def flops(self, op: Operation) -> Dim | None:
+        if result_elements(op) is None:
+            return None
         terms, _ = _equation(op.attr("equation"), len(op.operands))
         dims: dict[str, Dim] = {}
         for index, term in enumerate(terms):

@@ -32,6 +32,7 @@ from .common import (
     same_dim,
     shape_of,
     unknown_dims,
+    vector_elements,
 )
 from .numeric import check_same_dtype
 from .values import is_non_negative
@@ -125,10 +126,10 @@ class Split(OpDefinition):
 
     def _sizes(self, op: Operation, dim: Dim, count: int, context: InferenceContext) -> list[Dim]:
         if has_operand(op, 1):
-            given = operand_elements(op, 1, context)
+            given = vector_elements(op, 1, context)
             if given is None:
                 return [context.fresh() for _ in range(count)]
-            sizes = [element_dim(item, context) for item in given.flat]
+            sizes = [element_dim(item, context) for item in given]
             total = sum(sizes, start=0)
             if len(sizes) != count or (isinstance(total, int) and isinstance(dim, int) and total != dim):
                 raise error("shape/split", f"split of {dim} into {count} parts of sizes {[*map(str, sizes)]}")
@@ -175,8 +176,10 @@ class Slice(TensorOp):
         shape = shape_of(op, 0)
         if shape is None:
             return None
-        starts, ends = operand_elements(op, 1, context), operand_elements(op, 2, context)
-        steps = operand_elements(op, 4, context)
+        starts, ends, steps = [vector_elements(op, index, context) for index in (1, 2, 4)]
+        lengths = {length for index in (1, 2, 3, 4) if (length := length_of(op, index)) is not None}
+        if len(lengths) > 1:
+            raise error("shape/slice", "slice has starts, ends, axes and steps of different lengths")
         axes = self._axes(op, len(shape), context)
         if axes is None:
             return unknown_dims(len(shape), context)
@@ -259,7 +262,9 @@ class Pad(TensorOp):
     traits = INJECTIVE
 
     def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
-        shape, pads = shape_of(op, 0), operand_elements(op, 1, context)
+        shape, elements = shape_of(op, 0), operand_elements(op, 1, context)
+        # Runtimes take [1, 2 * axes] for a vector, too.
+        pads = None if elements is None else list(elements.flat)
         if shape is None:
             return None
         axes: list[int] | None = list(range(len(shape)))
@@ -268,8 +273,8 @@ class Pad(TensorOp):
             axes = None if given is None else normalize_axes(given, len(shape), op)
         if axes is None or pads is None:
             return unknown_dims(len(shape), context)
-        if pads.size != 2 * len(axes):
-            raise error("shape/pad", f"pad of {format_shape(shape)} needs {2 * len(axes)} pads, got {pads.size}")
+        if len(pads) != 2 * len(axes):
+            raise error("shape/pad", f"pad of {format_shape(shape)} needs {2 * len(axes)} pads, got {len(pads)}")
         result = list(shape)
         for position, axis in enumerate(axes):
             padding = pads[position] + pads[position + len(axes)]
@@ -303,14 +308,14 @@ class Tile(TensorOp):
     traits = INJECTIVE
 
     def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
-        shape, repeats = shape_of(op, 0), operand_elements(op, 1, context)
+        shape, repeats = shape_of(op, 0), vector_elements(op, 1, context)
         if shape is None:
             return None
         if repeats is None:
             return unknown_dims(len(shape), context)
-        if repeats.size != len(shape):
-            raise error("shape/tile", f"tile of {format_shape(shape)} has {repeats.size} repeats")
-        return [dim * element_dim(count, context) for dim, count in zip(shape, repeats.flat, strict=True)]
+        if len(repeats) != len(shape):
+            raise error("shape/tile", f"tile of {format_shape(shape)} has {len(repeats)} repeats")
+        return [dim * element_dim(count, context) for dim, count in zip(shape, repeats, strict=True)]
 
     def propagate(self, op: Operation, context: InferenceContext) -> SymbolicArray | None:
         elements, repeats = operand_elements(op, 0, context), constant_ints(op, 1, context)
@@ -376,12 +381,12 @@ class CenterCropPad(TensorOp):
     traits = INJECTIVE
 
     def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
-        shape, target, axes = shape_of(op, 0), operand_elements(op, 1, context), op.attr("axes")
+        shape, target, axes = shape_of(op, 0), vector_elements(op, 1, context), op.attr("axes")
         if shape is None:
             return None
         chosen = normalize_axes(range(len(shape)) if axes is None else axes, len(shape), op)
-        if target is not None and target.size != len(chosen):
-            raise error("shape/pad", f"center_crop_pad has {target.size} dims for {len(chosen)} axes")
+        if target is not None and len(target) != len(chosen):
+            raise error("shape/pad", f"center_crop_pad has {len(target)} dims for {len(chosen)} axes")
         result = list(shape)
         for position, axis in enumerate(chosen):
             result[axis] = context.fresh() if target is None else element_dim(target[position], context)

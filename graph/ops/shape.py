@@ -28,6 +28,7 @@ from .common import (
     operand_elements,
     shape_of,
     unknown_dims,
+    vector_elements,
 )
 from .values import as_elements, convert, is_non_negative
 
@@ -92,7 +93,7 @@ class KeepsOrder(TensorOp):
         if elements is None or shape is None:
             return None
         static = [dim for dim in shape if isinstance(dim, int)]
-        return elements.reshape(static) if len(static) == len(shape) else None
+        return elements.reshape(static) if len(static) == len(shape) and product(static) == elements.size else None
 
 
 @op("Identity")
@@ -118,7 +119,7 @@ class Reshape(KeepsOrder):
     """
 
     def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
-        target = operand_elements(op, 1, context)
+        target = vector_elements(op, 1, context)
         if target is None:
             return unknown_dims(length_of(op, 1), context)
         dims = _target_dims(op, target, shape_of(op, 0))
@@ -134,22 +135,20 @@ class Reshape(KeepsOrder):
         return data.reshape(dims)
 
 
-def _target_dims(op: Operation, target: SymbolicArray, shape: Shape | None) -> list[Dim | None]:
+def _target_dims(op: Operation, target: list[Any], shape: Shape | None) -> list[Dim | None]:
     """The dims that Reshape's target says by itself; None for -1 and for what is unknown."""
     dims: list[Dim | None] = []
-    for index, item in enumerate(target.flat):
+    for index, item in enumerate(target):
         if isinstance(item, int) and item < -1:
-            raise error("shape/reshape", f"reshape to {list(target.flat)}: {item} is no dim")
+            raise error("shape/reshape", f"reshape to {target}: {item} is no dim")
         if isinstance(item, int) and item == 0 and not op.attr("allowzero", 0):
             if shape is not None and index >= len(shape):
-                raise error(
-                    "shape/reshape", f"reshape to {list(target.flat)} copies dim {index} of {format_shape(shape)}"
-                )
+                raise error("shape/reshape", f"reshape to {target} copies dim {index} of {format_shape(shape)}")
             dims.append(None if shape is None else shape[index])
         else:
             dims.append(item if is_non_negative(item) else None)
-    if sum(isinstance(item, int) and item == -1 for item in target.flat) > 1:
-        raise error("shape/reshape", f"reshape to {list(target.flat)}: only one dim can be -1")
+    if sum(isinstance(item, int) and item == -1 for item in target) > 1:
+        raise error("shape/reshape", f"reshape to {target}: only one dim can be -1")
     return dims
 
 
@@ -217,7 +216,11 @@ class Squeeze(KeepsOrder):
         axes = constant_ints(op, 1, context)
         if axes is None:
             count = length_of(op, 1)
-            return None if shape is None or count is None else unknown_dims(len(shape) - count, context)
+            if shape is None or count is None:
+                return None
+            if count > len(shape):
+                raise error("shape/axis", f"squeeze has {count} axes, but the rank is {len(shape)}")
+            return unknown_dims(len(shape) - count, context)
         if shape is None:
             return None
         dropped = normalize_axes(axes, len(shape), op)
@@ -265,12 +268,12 @@ class Expand(TensorOp):
     traits = frozenset({Trait.INJECTIVE})
 
     def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
-        target = operand_elements(op, 1, context)
+        target = vector_elements(op, 1, context)
         if target is not None:
-            for item in target.flat:
+            for item in target:
                 if isinstance(item, int) and item < 0:
-                    raise error("shape/expand", f"expand to {list(target.flat)}: {item} is no dim")
-            wanted: Shape | None = tuple(element_dim(item, context) for item in target.flat)
+                    raise error("shape/expand", f"expand to {target}: {item} is no dim")
+            wanted: Shape | None = tuple(element_dim(item, context) for item in target)
         else:
             wanted = unknown_dims(length_of(op, 1), context)
         return broadcast(op, [shape_of(op, 0), wanted], context)
@@ -296,9 +299,9 @@ class ConstantOfShape(TensorOp):
         return dtypes.f32 if value is None else value.dtype
 
     def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
-        target = operand_elements(op, 0, context)
+        target = vector_elements(op, 0, context)
         if target is not None:
-            return [element_dim(item, context) for item in target.flat]
+            return [element_dim(item, context) for item in target]
         return unknown_dims(length_of(op, 0), context)
 
     def propagate(self, op: Operation, context: InferenceContext) -> SymbolicArray | None:
