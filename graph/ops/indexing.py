@@ -31,6 +31,7 @@ from .common import (
     unknown_dims,
 )
 from .movement import replaced
+from .numeric import summable
 
 if TYPE_CHECKING:
     from ..core import Operation
@@ -260,6 +261,25 @@ class Unique(OpDefinition):
         inverse = types.tensor(dtypes.i64, [data.shape[axis]])
         return [types.tensor(data.dtype, replaced(data.shape, axis, count)), counts, inverse, counts]
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        (data,), axis = operands, op.attr("axis")
+        rows = data.reshape(-1, 1) if axis is None else np.moveaxis(data, axis, 0).reshape(data.shape[axis], -1)
+        _, first, inverse, counts = np.unique(
+            _comparable(rows), axis=0, return_index=True, return_inverse=True, return_counts=True
+        )
+        inverse = inverse.reshape(-1)
+        if not op.attr("sorted"):
+            order = np.argsort(first)
+            first, counts = first[order], counts[order]
+            inverse = np.argsort(order)[inverse]
+        values = np.take(data if axis is not None else data.reshape(-1), first, axis or 0)
+        return values, first, inverse, counts
+
+
+def _comparable(rows: np.ndarray) -> np.ndarray:
+    """`rows` in a dtype that numpy can sort by rows: strings as fixed-width text, narrow floats widened."""
+    return rows.astype(np.str_) if rows.dtype == object else summable(rows)
+
 
 @op("NonMaxSuppression")
 class NonMaxSuppression(TensorOp):
@@ -274,3 +294,10 @@ class NonMaxSuppression(TensorOp):
             if shape is not None:
                 require_rank(op, index, shape, 3)
         return [context.fresh(), 3]
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        boxes, scores, limit, overlap, least = (*operands, None, None, None)[:5]
+        limit = np.zeros(1, np.int64) if limit is None else np.ravel(limit)
+        overlap = np.zeros(1, np.float32) if overlap is None else np.ravel(overlap)
+        given = [] if least is None else [np.ravel(least)]
+        return super().evaluate(op, boxes, scores, limit, overlap, *given)

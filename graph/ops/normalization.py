@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from .. import dtypes, types
 from ..diagnostics import TypeInferenceError
@@ -23,6 +25,8 @@ from .common import (
     tensor_of,
     times,
 )
+from .numeric import summable
+from .pooling_numeric import lp_norm
 
 if TYPE_CHECKING:
     from ..core import Operation
@@ -77,6 +81,12 @@ class LpNormalization(AlongAxis):
 
     operations = 3
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        """A norm of 0 leaves zeros."""
+        x = summable(operands[0])
+        norm = lp_norm(x, op.attr("p"), op.attr("axis"), keepdims=True)
+        return np.divide(x, norm, out=np.zeros_like(x), where=norm != 0).astype(operands[0].dtype)
+
 
 @op("LRN")
 class LocalResponseNormalization(Normalization):
@@ -85,6 +95,15 @@ class LocalResponseNormalization(Normalization):
     def flops(self, op: Operation) -> Dim | None:
         tensor = tensor_of(op, 0)
         return None if tensor is None else times(2 * op.attr("size") + 4, tensor.elements)
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        """The window around channel c goes from c - floor((size - 1) / 2) to c + ceil((size - 1) / 2)."""
+        x, size = summable(operands[0]), op.attr("size")
+        before, after = (size - 1) // 2, size // 2
+        squares = np.pad(x * x, [(0, 0), (before, after)] + [(0, 0)] * (x.ndim - 2))
+        total = np.lib.stride_tricks.sliding_window_view(squares, size, 1).sum(axis=-1)
+        scaled = op.attr("bias") + op.attr("alpha") / size * total
+        return (x / scaled ** op.attr("beta")).astype(operands[0].dtype)
 
 
 @op("MeanVarianceNormalization")

@@ -148,7 +148,38 @@ def _extreme(dtype: np.dtype, least: bool) -> np.ndarray:
     return np.array(-np.inf if least else np.inf, dtype)
 
 
+def reduce_l1(x: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> np.ndarray:
+    return reduce_sum(np.abs(x), axes, keepdims)
+
+
+def reduce_l2(x: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> np.ndarray:
+    """The root of the sum of squares; of integers truncated."""
+    wide = x.astype(np.float64) if x.dtype.kind in "iu" else summable(x)
+    return np.asarray(np.sqrt(reduce_sum(wide * wide, axes, keepdims))).astype(x.dtype)
+
+
+def reduce_sum_square(x: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> np.ndarray:
+    wide = summable(x)
+    return reduce_sum(wide * wide, axes, keepdims).astype(x.dtype)
+
+
+def reduce_log_sum(x: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> np.ndarray:
+    """The logarithm of the sum; of integers truncated."""
+    wide = x.astype(np.float64) if x.dtype.kind in "iu" else summable(x)
+    return np.asarray(np.log(reduce_sum(wide, axes, keepdims))).astype(x.dtype)
+
+
+def reduce_log_sum_exp(x: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> np.ndarray:
+    """log(sum(exp(x))), with the greatest element taken out so that nothing overflows; of integers truncated."""
+    wide = x.astype(np.float64) if x.dtype.kind in "iu" else summable(x)
+    greatest = reduce_max(wide, axes, True)
+    shift = np.where(np.isfinite(greatest), greatest, 0)
+    total = reduce_sum(np.exp(wide - shift), axes, keepdims)
+    return np.asarray(np.log(total) + shift.reshape(total.shape)).astype(x.dtype)
+
+
 REDUCING: dict[str, Callable[[np.ndarray, tuple[int, ...], bool], np.ndarray]] = {
     "ReduceSum": reduce_sum, "ReduceProd": reduce_product, "ReduceMean": reduce_mean, "ReduceMax": reduce_max,
-    "ReduceMin": reduce_min,
+    "ReduceMin": reduce_min, "ReduceL1": reduce_l1, "ReduceL2": reduce_l2, "ReduceSumSquare": reduce_sum_square,
+    "ReduceLogSum": reduce_log_sum, "ReduceLogSumExp": reduce_log_sum_exp,
 }  # fmt: skip

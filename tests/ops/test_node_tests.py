@@ -22,6 +22,7 @@ from node_cases import as_array, node_cases
 import tilewright
 from tilewright.backends.executable import ModelWarning
 from tilewright.backends.target import compile_module
+from tilewright.graph.printer import print_module
 
 # Random by definition; `test_bernoulli_distribution` looks at them.
 RANDOM = {f"test_bernoulli{kind}{form}" for kind in ("", "_double", "_seed") for form in ("", "_expanded")}
@@ -66,7 +67,7 @@ def run(case: Any, inputs: Sequence[Any], optimized: bool = False) -> list[Any]:
     module = tilewright.load(case.model)
     if optimized:
         tilewright.optimize(module, level=2)
-    executable = compile_module(tilewright.parse(str(module), weights=module))
+    executable = compile_module(tilewright.parse(print_module(module), weights=module))
     with warnings.catch_warnings():
         warnings.simplefilter("error", ModelWarning)
         results = executable(*map(as_array, inputs))
