@@ -114,7 +114,11 @@ class InferenceContext:
         if data is not None:
             self._symbolic[value] = _elements_of(data)
             return
-        found = None if producer is None else producer.definition.propagate(producer, self)
+        try:
+            found = None if producer is None else producer.definition.propagate(producer, self)
+        except (DimComplexityError, TypeInferenceError, ValueError, IndexError):
+            # Operands that do not fit each other (declared types may be wrong) are reported where types are inferred.
+            found = None
         if found is None or isinstance(found, np.ndarray):
             found = [found]
         for index, result in enumerate([value] if producer is None else producer.results):
@@ -136,11 +140,11 @@ class InferenceContext:
 
 
 def _may_hold_shape(type: Type) -> bool:
-    if not isinstance(type, TensorType) or type.shape is None:
-        return isinstance(type, TensorType) and type.dtype.is_integer
-    if type.dtype.is_integer or type.dtype.kind == "bool":
-        return not isinstance(type.elements, int) or type.elements <= MAX_SYMBOLIC_ELEMENTS
+    if not isinstance(type, TensorType):
+        return False
     static = type.static_shape
+    if type.dtype.is_integer or type.dtype.kind == "bool":
+        return static is None or math.prod(static) <= MAX_SYMBOLIC_ELEMENTS
     return type.dtype in (f32, f64) and static is not None and math.prod(static) <= MAX_UNKNOWN_ELEMENTS
 
 

@@ -221,3 +221,13 @@ def test_quotients_agree_with_float32() -> None:
             assert product is not None
             assert product.floor() == int(np.floor(np.float32(dim) * np.float32(factor)))
             assert product.ceil() == int(np.ceil(np.float32(dim) * np.float32(factor)))
+
+
+def test_elements_of_contradicting_operands_are_unknown() -> None:
+    """A declared type may be wrong; that shows where types are inferred, not where elements are asked for."""
+    graph = Graph()
+    matrix, vector = graph.reshape(graph.ints(1, 2, 3, 4), graph.ints(2, 2)), graph.ints(5)
+    op = graph.builder.create("concat", [matrix, vector], {"axis": 0}, result_types=[i64[3]])
+    found = InferenceContext(graph.symbols).symbolic(op.result)
+    assert found is not None
+    assert all(str(item).startswith("?") for item in found)
