@@ -95,6 +95,8 @@ class OpDefinition:
     inputs: ClassVar[tuple[str, ...] | None] = None
     outputs: ClassVar[tuple[str, ...] | None] = None
     attributes: ClassVar[dict[str, AttributeValue]] = {}  # name -> default; None means required
+    # False where the domain has no versions: a node may have operands and attributes that this signature does not list.
+    closed: ClassVar[bool] = True
 
     def __init__(self, domain: str, op_type: str, version: int | None = None) -> None:
         self.domain = domain

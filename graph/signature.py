@@ -71,7 +71,7 @@ def _check_count(
     op: Operation, kind: str, word: str, values: Sequence[Value | None], formals: Sequence[Formal]
 ) -> Iterator[Finding]:
     variadic = bool(formals) and formals[-1].parameter.kind is ParameterKind.VARIADIC
-    if len(values) > len(formals) and not variadic:
+    if len(values) > len(formals) and not variadic and op.definition.closed:
         yield f"{kind}-count", f"{op.name} has at most {len(formals)} {word}s, here are {len(values)}"
     for index, formal in enumerate(formals):
         parameter = formal.parameter
@@ -85,12 +85,14 @@ def _check_attributes(op: Operation) -> Iterator[Finding]:
     specs = op.definition.attribute_specs
     for name, value in op.attributes.items():
         spec = specs.get(name)
+        if spec is None and not op.definition.closed:
+            continue
         if spec is None:
             yield "attribute-unknown", f"{op.name} has no attribute {name!r}; it has {', '.join(specs) or 'none'}"
         elif not _is_kind(value, spec.kind):
             yield "attribute-kind", f"the attribute {name!r} of {op.name} is of kind {spec.kind}, not {value!r:.60}"
     for name in op.regions:
-        if name not in specs or specs[name].kind not in ("graph", "any"):
+        if op.definition.closed and (name not in specs or specs[name].kind not in ("graph", "any")):
             yield "region-unknown", f"{op.name} has no region {name!r}"
     for spec in specs.values():
         if spec.required and spec.name not in op.attributes and spec.name not in op.regions:

@@ -8,6 +8,7 @@ from . import (
     generators,
     indexing,
     matmul,
+    microsoft,
     ml,
     movement,
     normalization,
@@ -22,7 +23,7 @@ from . import (
 )
 
 __all__ = [
-    "attention", "control", "convolution", "elementwise", "generators", "indexing", "matmul", "ml", "movement",
-    "normalization", "quantize", "recurrent", "reduction", "resample", "sequence", "shape", "strings",
+    "attention", "control", "convolution", "elementwise", "generators", "indexing", "matmul", "microsoft", "ml",
+    "movement", "normalization", "quantize", "recurrent", "reduction", "resample", "sequence", "shape", "strings",
     "structural",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 import onnx.defs
 from onnx import AttributeProto, NodeProto
 
+from ...graph import opdef
 from ...graph.core import Value
 from ...graph.diagnostics import DiagnosticLog
 from ...graph.location import Location
@@ -27,6 +28,13 @@ def newest_opsets() -> dict[str, int]:
         newest[schema.domain] = max(newest.get(schema.domain, 1), int(schema.since_version))
     newest[""] = max(newest[""], int(onnx.defs.onnx_opset_version()))
     return newest
+
+
+@cache
+def _is_foreign(domain: str, op_type: str) -> bool:
+    """Whether the operator, of a standard domain, is one that ONNX does not define but we do."""
+    definition = opdef.find(domain, op_type)
+    return definition is not None and definition.schema is None and not definition.is_terminator
 
 
 @cache
@@ -85,13 +93,13 @@ class SchemaChecker:
     def signature(self, domain: str, op_type: str, location: Location) -> Signature | None:
         """The signature for a standard operator; None, and an error, if there is none.
 
-        Of an operator of another domain nothing is known: None, without an error.
+        Of an operator of another domain nothing is known to ONNX: None, without an error.
         """
         key = (domain, op_type)
         if key not in self._signatures:
             self._signatures[key] = self._find(domain, op_type)
         found = self._signatures[key]
-        if found is None and domain in newest_opsets():
+        if found is None and self.must_be_standard(domain, op_type):
             self._report_unknown(domain, op_type, location)
         return found
 
@@ -109,6 +117,13 @@ class SchemaChecker:
     def is_standard(self, domain: str) -> bool:
         """Whether ONNX defines `domain`, so that an operator it does not know there is an error."""
         return domain in newest_opsets()
+
+    def must_be_standard(self, domain: str, op_type: str) -> bool:
+        """Whether an operator of this name that ONNX does not know is an error.
+
+        ONNX Runtime puts a few of its own into the standard's domain; those have a definition of ours.
+        """
+        return self.is_standard(domain) and not _is_foreign(domain, op_type)
 
     def _find(self, domain: str, op_type: str) -> Signature | None:
         version = self.opsets.get(domain)

@@ -120,7 +120,7 @@ class NodeReader:
         else:
             signature = self.checker.signature(domain, proto.op_type, location)
             sound = signature is None or self.checker.check(proto, signature, location)
-            if not sound or (signature is None and self.checker.is_standard(domain)):
+            if not sound or (signature is None and self.checker.must_be_standard(domain, proto.op_type)):
                 return None
             if signature is not None and not self._types_fit(operands, signature, location):
                 return None

@@ -50,16 +50,21 @@ class OldForm(OpDefinition):
         return self._types_of_parts(op, InferenceContext(symbols)) is not None
 
     def _types_of_parts(self, op: Operation, context: InferenceContext) -> list[Type] | None:
-        from ...builder import OpBuilder
+        return types_by_decomposition(self, op, context)
 
-        scratch = Block()
-        try:
-            values = self.decompose(op, OpBuilder(scratch, context.symbols, location=op.location))
-            return None if values is None else [value.type for value in values]
-        finally:
-            # The scratch operations used the real operands; nothing of that may stay.
-            for inner in list(walk(scratch)):
-                inner._drop_operands()
+
+def types_by_decomposition(definition: OpDefinition, op: Operation, context: InferenceContext) -> list[Type] | None:
+    """The types of the values that `op` decomposes into; None if it does not."""
+    from ...builder import OpBuilder
+
+    scratch = Block()
+    try:
+        values = definition.decompose(op, OpBuilder(scratch, context.symbols, location=op.location))
+        return None if values is None else [value.type for value in values]
+    finally:
+        # The scratch operations used the real operands; nothing of that may stay.
+        for inner in list(walk(scratch)):
+            inner._drop_operands()
 
 
 def walk(block: Block) -> Iterator[Operation]:

@@ -71,7 +71,7 @@ def upgrade(node: Node, opset: int, facts: Facts) -> Node:
     result = node.copy()
     if node.domain == "ai.onnx.ml":
         result.version = _deprecated_version(node, opset)
-    elif node.domain == "":
+    elif node.domain == "" and versions(node.op_type):
         try:
             _walk_up(result, opset, INTERNAL_OPSET, facts)
         except KeepOldForm:
@@ -100,6 +100,8 @@ def downgrade(node: Node, opset: int, facts: Facts) -> Node:
     """The form of `node`, held in memory, at `opset` of its domain. Raises CannotDowngrade if there is none."""
     result = node.copy()
     result.version = None
+    if not versions(node.op_type, node.domain):
+        return result
     if node.domain == "":
         current = INTERNAL_OPSET if node.version is None else node.version
         if current > opset:
