@@ -7,14 +7,14 @@ together with the removed ones that its location names, or whose results it now 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .core import Block, Operation, Value
 from .data import TensorData
 from .location import UNKNOWN, Location, NodeLocation
 from .module import Module
-from .names import value_names
+from .names import type_text, value_names
 from .printer import print_operation
 
 
@@ -94,6 +94,7 @@ class _Comparison:
         self.names, self.other_names, self.found, self.same_origin = names, other_names, found, same_origin
         self.same: dict[Value, Value] = {}
         self.other_of: dict[Value, Value] = {}
+        self.new_constants: set[Operation] = set()
 
     def run(self, path: str, before: Block, after: Block) -> None:
         waiting = [(path, before, after)]
@@ -195,28 +196,42 @@ class _Comparison:
     # ---- changes -------------------------------------------------------------------------------------------------
 
     def _gather(self, gone: Sequence[Operation], new: Sequence[Operation], before: Block) -> _Changes:
-        """One change for each group of removed and new operations that share a source, or a result's name."""
+        """One change for each group of removed and new operations that share a source or a result's name, or of which
+        one only fed the other. A new constant is shown with what reads it; of removed ones only the number is told.
+        """
         changes = _Changes()
         positions = {op: index for index, op in enumerate(before)}
+        gone = [op for op in gone if op.name != "const" and not op.is_terminator]
+        self.new_constants = {op for op in new if op.name == "const"}
+        new = [op for op in new if op.name != "const" and not op.is_terminator]
         for op in [*gone, *new]:
-            if op.is_terminator or (op.name == "const" and op.location is UNKNOWN):
-                continue
-            keys = [*self._places(op)]
-            keys += [f"%{result.name}" for result in op.results if result.name]
-            changes.join(op, keys)
+            changes.join(op, [*self._places(op), *(f"%{result.name}" for result in op.results if result.name)])
+        lost = set(gone)
+        for op in gone:
+            users = [user for result in op.results for user in result.users]
+            if users and all(user in lost for user in users):
+                changes.link(op, users[0])
         for op in gone:
             change = changes.of(op)
-            if change is not None:
-                change.removed.append(print_operation(op, self.names))
-                change.position = change.position or positions[op]
+            assert change is not None
+            change.removed.append(print_operation(op, self.names))
+            change.position = change.position or positions[op]
         for op in new:
             change = changes.of(op)
-            if change is not None:
-                change.added.append(print_operation(op, self.other_names))
-                change.position = change.position or self._position(op, positions)
-                change.rules += [rule for rule in [_rule(op.location)] if rule and rule not in change.rules]
+            assert change is not None
+            self._add_constants(change, op)
+            change.added.append(print_operation(op, self.other_names))
+            change.position = change.position or self._position(op, positions)
+            change.rules += [rule for rule in [_rule(op.location)] if rule and rule not in change.rules]
         changes.finish()
         return changes
+
+    def _add_constants(self, change: Change, reader: Operation) -> None:
+        """Lines for the new constants that `reader` is the first to read."""
+        for value in reader.operand_values:
+            if value.producer is not None and value.producer in self.new_constants:
+                self.new_constants.discard(value.producer)
+                change.added.append(print_operation(value.producer, self.other_names))
 
     def _position(self, op: Operation, positions: dict[Operation, int]) -> int:
         """Behind the last operation of the old block that the new one `op` reads."""
@@ -228,15 +243,21 @@ class _Comparison:
         if self._same_meaning(mine, other):
             types = zip(mine.results, other.results, strict=True)
             result.unchanged += mine.name != "const" and not mine.is_terminator
-            result.retyped += any(value.type is not partner.type for value, partner in types)
+            result.retyped += any(type_text(value.type) != type_text(partner.type) for value, partner in types)
             return
         if mine.is_terminator:
             return
-        change = next((c for v in mine.operand_values if (c := changes.of(v.producer)) is not None), None)
+        neighbours = [value.producer for value in mine.operand_values]
+        if mine.name == "const":
+            neighbours = list(mine.result.users)
+        # Where it makes what a removed operation made, it has taken that in.
+        change = next((c for r in other.results if (c := changes.at(f"%{r.name}")) is not None), None)
+        change = change or next((c for op in neighbours if (c := changes.of(op)) is not None), None)
         if change is None:
             change = Change(position=sum(1 for _ in mine.parent) if mine.parent is not None else 0)
             change.sources = self._places(mine)
             changes.all.append(change)
+        self._add_constants(change, other)
         change.modified.append((print_operation(mine, self.names), print_operation(other, self.other_names)))
 
     def _same_meaning(self, mine: Operation, other: Operation) -> bool:
@@ -274,6 +295,10 @@ class _Changes:
             self._group[root] = roots[0]
         self._keys[op] = roots[0]
 
+    def link(self, op: Operation, other: Operation) -> None:
+        """Put the groups of two operations together."""
+        self._group[self._root(self._keys[op])] = self._root(self._keys[other])
+
     def of(self, op: Operation | None) -> Change | None:
         """The change that `op` belongs to; None if it belongs to none."""
         if op is None or op not in self._keys:
@@ -284,6 +309,10 @@ class _Changes:
             change = self._change[root] = Change()
             self.all.append(change)
         return change
+
+    def at(self, key: str) -> Change | None:
+        """The change that has this key."""
+        return self._change.get(self._root(key)) if key in self._group else None
 
     def finish(self) -> None:
         """Note the sources of each change."""
@@ -347,11 +376,9 @@ def _rule(location: Location) -> str:
 
 
 def _signature(block: Block) -> str:
-    def listed(items: Iterable[tuple[str | None, object]]) -> str:
-        return ", ".join(f"%{name or '?'}: {type}" for name, type in items)
-
-    outputs = ((output.name, output.type) for output in block.outputs)
-    return f"({listed((a.name, a.type) for a in block.arguments)}) -> ({listed(outputs)})"
+    inputs = (f"%{argument.name or '?'}: {type_text(argument.type)}" for argument in block.arguments)
+    outputs = (f"%{out.name or '?'}: {type_text(out.type) if out.type is not None else '?'}" for out in block.outputs)
+    return f"({', '.join(inputs)}) -> ({', '.join(outputs)})"
 
 
 __all__ = ["BlockDiff", "Change", "ModuleDiff", "diff_modules"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from . import opdef
 from .core import Block, Operation, Value
+from .dims import label_of
 from .lexer import PLAIN_NAME, PLAIN_WORD
 from .literals import quote
+from .types import TensorType, Type
 from .module import FunctionKey
 from .opdef import OpaqueDefinition, OpDefinition
 
@@ -55,6 +57,17 @@ def value_names(block: Block) -> dict[Value, str]:
 
     visit(block)
     return texts
+
+
+def type_text(type: Type) -> str:
+    """A type as a model file writes it: dims by name alone, without ordinals, and `?` for one without a name.
+
+    Two types of different models can be compared by it; within a module it says less than the type.
+    """
+    if not isinstance(type, TensorType) or type.shape is None:
+        return str(type)
+    labels = map(label_of, type.shape)
+    return f"{type.dtype}[{', '.join('?' if label.startswith('?') else label for label in labels)}]"
 
 
 def name_text(name: str) -> str:

@@ -16,6 +16,7 @@ from ..graph.data import TensorData
 from ..graph.diagnostics import DiagnosticLog
 from ..graph.dims import Dim, DimComplexityError, dim_max, label_of, symbols_of
 from ..graph.module import Module
+from ..graph.names import type_text
 from ..graph.types import TensorType, Type
 from .bind_dims import BindDims
 from .context import PassContext
@@ -111,10 +112,8 @@ def inspect_module(
         producer=producer,
         ir_version=metadata.get("ir_version"),
         opsets=dict(module.opsets),
-        inputs=[PortFacts(v.name or "", _type_text(v.type), v in main.defaults) for v in main.inputs],
-        outputs=[
-            PortFacts(declared.name or "", _type_text(declared.type or value.type)) for declared, value in outputs
-        ],
+        inputs=[PortFacts(v.name or "", type_text(v.type), v in main.defaults) for v in main.inputs],
+        outputs=[PortFacts(declared.name or "", type_text(declared.type or value.type)) for declared, value in outputs],
         operators=Counter(),
         dtypes=Counter(),
         file_bytes=file_bytes,
@@ -134,14 +133,6 @@ def inspect_module(
     facts.dims = sorted({label_of(s) for v in main.inputs for d in _dims(v.type) for s in symbols_of(d)})
     _count_flops(module, facts, dims or {}, shapes or {})
     return facts
-
-
-def _type_text(type: Type) -> str:
-    """A type as the file names its dims: without ordinals, and `?` for a dim without a name."""
-    if not isinstance(type, TensorType) or type.shape is None:
-        return str(type)
-    dims = (dim if isinstance(dim, int) else label_of(dim) for dim in type.shape)
-    return f"{type.dtype}[{', '.join('?' if str(dim).startswith('?') else str(dim) for dim in dims)}]"
 
 
 def _dims(type: Type) -> tuple[Dim, ...]:
