@@ -7,9 +7,9 @@ from .core import Block, Operation, Value
 from .dims import label_of
 from .lexer import PLAIN_NAME, PLAIN_WORD
 from .literals import quote
-from .types import TensorType, Type
 from .module import FunctionKey
 from .opdef import OpaqueDefinition, OpDefinition
+from .types import TensorType, Type
 
 # Words that mean something else where an operator's name may stand.
 RESERVED = frozenset({"value_info", "none", "call"})
