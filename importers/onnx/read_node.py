@@ -41,15 +41,22 @@ _KIND_NAMES = {code: name.lower() for name, code in AttributeProto.AttributeType
 
 
 class Facts:
-    """What the opset steps may ask about inputs (see versions.Facts)."""
+    """What the opset steps may ask about inputs (see versions.Facts).
 
-    def __init__(self, inference: InferenceContext) -> None:
+    With `propagate`, integers that follow from shapes count as constants: good for writing, where an older form may
+    want a number; on reading a computed input stays one.
+    """
+
+    def __init__(self, inference: InferenceContext, propagate: bool = False) -> None:
         self._inference = inference
+        self._propagate = propagate
 
     def type(self, value: Value) -> Type:
         return value.type
 
     def constant(self, value: Value) -> np.ndarray | None:
+        if self._propagate:
+            return self._inference.constant(value)
         data = self._inference.data(value)
         return data.numpy() if data is not None else None
 

@@ -34,7 +34,7 @@ class NodeWriter:
         self.opsets = opsets
         self.bodies = bodies
         self.names = bodies.names
-        self._facts = Facts(InferenceContext(context.symbols))
+        self._facts = Facts(InferenceContext(context.symbols), propagate=True)
         self._expanding = 0
 
     def write(self, op: Operation, graph: OpenGraph) -> None:

@@ -62,9 +62,8 @@ def test_external_data_survives(threshold: int, tmp_path: Path) -> None:
     assert first_difference(SAMPLES["large_weights"](), written(path, through_text=False)) is None
     tilewright.save(tilewright.load(path), tmp_path / "out.onnx", external=True)
     (tmp_path / "model.data").unlink()
-    assert any(
-        t.data_location == TensorProto.EXTERNAL for t in onnx.load(tmp_path / "out.onnx", load_external_data=False).graph.initializer
-    )
+    bare = onnx.load(tmp_path / "out.onnx", load_external_data=False)
+    assert any(tensor.data_location == TensorProto.EXTERNAL for tensor in bare.graph.initializer)
     assert first_difference(SAMPLES["large_weights"](), onnx.load(tmp_path / "out.onnx")) is None
 
 
