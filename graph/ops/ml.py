@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml that onnx.reference leaves out: those about maps and categories.
+"""Operators of ai.onnx.ml that onnx.reference leaves out (those about maps and categories), or does not do in full.
 
 The values of a map are Python numbers or strings, as ONNX Runtime gives and takes them. The other operators of the
 domain need nothing here: their meaning is onnx.reference's.
@@ -70,3 +70,43 @@ class CategoryMapper(OpDefinition):
         texts = dict(zip(integers, strings, strict=True))
         items = [texts.get(int(item), op.attr("default_string")) for item in given.flat]
         return np.array(items, object).reshape(given.shape)
+
+
+@op("Scaler", domain=DOMAIN)
+class Scaler(OpDefinition):
+    """(x - offset) * scale, per column or for all, as f32 whatever the operand is."""
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        offset, scale = [np.array(op.attr(name), np.float32) for name in ("offset", "scale")]
+        return (operands[0].astype(np.float32) - offset) * scale
+
+
+@op("Normalizer", domain=DOMAIN)
+class Normalizer(OpDefinition):
+    """Each row (a vector is one row) over its maximum, its sum of magnitudes, or its Euclidean length, as f32.
+
+    A row whose norm is 0 stays as it is.
+    """
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        x = operands[0].astype(np.float32)
+        if op.attr("norm") == "MAX":
+            norm = x.max(axis=-1, keepdims=True)
+        elif op.attr("norm") == "L1":
+            norm = np.abs(x).sum(axis=-1, keepdims=True)
+        else:
+            norm = np.sqrt((x * x).sum(axis=-1, keepdims=True))
+        return np.divide(x, norm, out=x.copy(), where=norm != 0)
+
+
+@op("FeatureVectorizer", domain=DOMAIN)
+class FeatureVectorizer(OpDefinition):
+    """The operands side by side, as f32; each is cut or filled with zeros to its entry in `inputdimensions`."""
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        parts = []
+        for operand, width in zip(operands, op.attr("inputdimensions"), strict=True):
+            rows = np.atleast_2d(operand).astype(np.float32)
+            rows = rows.reshape(len(rows), -1)[:, :width]
+            parts.append(np.pad(rows, [(0, 0), (0, width - rows.shape[1])]))
+        return np.concatenate(parts, axis=1)
