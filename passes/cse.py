@@ -1,8 +1,8 @@
 """cse: of operations that compute the same, keep the first. Takes and leaves any level.
 
 The same: definition, operands (the first two in either order where that does not matter), attributes and regions; no
-random draws, no effects. An operation in a region may give way to one of a block around it. Sharing equal constants is
-left to `share-initializers`.
+random draws, no effects. An operation in a region may give way to one of a block around it. Constants are compared by
+their bits up to 4 KB; sharing equal weights is left to `share-initializers`.
 
     %0 = exp %x : f32[n]
     %1 = exp %x : f32[n]          ->      %0 = exp %x : f32[n]
@@ -49,7 +49,7 @@ class CommonSubexpressions(Pass):
                 scope = pending.pop()
                 for op in scope.block:
                     pending.extend(_Scope(region.block, {}, scope) for region in op.regions.values())
-                    key = None if op.name == "const" or op.is_terminator else operation_key(op)
+                    key = None if op.is_terminator else operation_key(op)
                     if key is None:
                         continue
                     first = _find(scope, key, op)

@@ -172,7 +172,8 @@ class _Inference:
         """
         before = {value: value.type for value in _values_in(body)}
         known = set(self.known)
-        private = _symbols_of(before) - _symbols_of(v for v in _values_in(self.module.main.block) if v not in before)
+        # Symbols for a size that is another one in each iteration.
+        varying = _symbols_of(before) - _symbols_of(v for v in _values_in(self.module.main.block) if v not in before)
         assumed = [_assumption(state.type, type) for state, type in zip(states, initial, strict=False)]
         for _ in range(MAX_LOOP_ROUNDS):
             for state, type in zip(states, assumed, strict=False):
@@ -182,7 +183,7 @@ class _Inference:
             self.quiet = nested
             returned = [value.type for value in body.returned[first : first + len(assumed)]]
             widened = [
-                _join(type, result, before[state], private, self.inference)
+                _join(type, result, before[state], varying, self.inference)
                 for state, type, result in zip(states, assumed, returned, strict=False)
             ]
             if widened == assumed:
@@ -280,8 +281,8 @@ def _assumption(declared: Type, initial: Type) -> Type:
     return initial.with_shape(dims)
 
 
-def _join(left: Type, right: Type, declared: Type, private: set[DimExpr], inference: InferenceContext) -> Type:
-    """The most precise type that holds for values of both types; `declared` gives the symbols for what differs."""
+def _join(left: Type, right: Type, declared: Type, varying: set[DimExpr], inference: InferenceContext) -> Type:
+    """The most precise type that holds for values of both types; what differs becomes one of the `varying` symbols."""
     if left is right or right is types.UNKNOWN:
         return left
     if not (isinstance(left, TensorType) and isinstance(right, TensorType)) or left.dtype is not right.dtype:
@@ -295,9 +296,11 @@ def _join(left: Type, right: Type, declared: Type, private: set[DimExpr], infere
     for a, b, symbol in zip(left.shape, right.shape, own, strict=True):
         if a is b or prove_equal(a, b):
             dims.append(a)
-        else:
-            # A symbol that only the body uses stands for the size in the current iteration.
-            dims.append(symbol if isinstance(symbol, DimExpr) and symbol in private else inference.fresh())
+            continue
+        known = next((dim for dim in (a, symbol) if isinstance(dim, DimExpr) and dim in varying), None)
+        new = inference.fresh() if known is None else known
+        varying.update(symbols_of(new))
+        dims.append(new)
     return left.with_shape(dims)
 
 

@@ -109,10 +109,16 @@ def copy_body(
     for op in ops:
         for nested in _with_nested(op):
             _resolve(nested, attributes)
-            for index, operand in enumerate(nested.operands):
-                if operand in absent:
-                    nested._set_operand(index, None)
+            if any(operand in absent for operand in nested.operand_values):
+                nested._set_operands(_without_trailing([None if v in absent else v for v in nested.operands]))
     return ops, [values[value] for value in function.block.returned]
+
+
+def _without_trailing(operands: list[Value | None]) -> list[Value | None]:
+    """`operands` without those at the end that are left out."""
+    while operands and operands[-1] is None:
+        operands.pop()
+    return operands
 
 
 def _resolve(op: Operation, attributes: Mapping[str, AttributeValue]) -> None:

@@ -36,6 +36,7 @@ class SliceOfSlice(OpRule):
     """slice(slice(x)) -> slice(x), for other axes or forward bounds in steps of 1"""
 
     root = "slice"
+    proves_types = True
 
     def when(self, m: Match) -> Verdict:
         inner = made_by(m.root.operands[0], "slice")
