@@ -17,7 +17,7 @@ from . import types
 from .core import Operation, Value
 from .data import TensorData, UnresolvedData
 from .diagnostics import TypeInferenceError
-from .dims import Dim, DimComplexityError, FreshSymbols
+from .dims import Dim, DimComplexityError, DimExpr, FreshSymbols, bounds
 from .dtypes import DType, f32, f64
 from .quotient import Quotient
 from .types import TensorType, Type
@@ -30,6 +30,9 @@ SymbolicArray: TypeAlias = npt.NDArray[Any]
 MAX_SYMBOLIC_ELEMENTS = 1024
 # Up to this many elements, each unknown one gets a symbol, so that what is known beside it is not lost.
 MAX_UNKNOWN_ELEMENTS = 16
+# A dim expression of more parts, or of calls nested deeper, is given a name. Real networks stay far below.
+MAX_DIM_PARTS = 100
+MAX_DIM_NESTING = 16
 
 
 class InferenceContext:
@@ -47,11 +50,17 @@ class InferenceContext:
         """A dim that is equal to no other known dim."""
         return self.symbols.fresh(minimum)
 
-    def derived(self, *key: Any, minimum: int = 0) -> Dim:
+    def derived(self, *key: Any, minimum: int | None = 0) -> Dim:
         """A fresh dim that follows from `key` alone, in a way no dim expression says: the same one for the same key."""
         if key not in self._derived:
-            self._derived[key] = self.fresh(minimum)
+            self._derived[key] = self.symbols.fresh(minimum)
         return self._derived[key]
+
+    def shortened(self, dim: Dim) -> Dim:
+        """`dim`, or a symbol that stands for it if it is too large to work with (and to read)."""
+        if isinstance(dim, int) or not _is_large(dim):
+            return dim
+        return self.derived("shortened", dim, minimum=bounds(dim)[0])
 
     def data(self, value: Value | None) -> TensorData | None:
         """The constant behind `value`, if it is one."""
@@ -130,13 +139,25 @@ class InferenceContext:
             return None
         shape = value.type.static_shape
         if elements is not None and elements.size <= MAX_SYMBOLIC_ELEMENTS and _fits(elements, value.type.dtype):
-            return elements if shape is None or shape == elements.shape else None
+            return self._shortened(elements) if shape is None or shape == elements.shape else None
         # Nothing is known of the elements; if there are few, give each a name of its own.
         if not value.type.dtype.is_integer or shape is None or len(shape) > 1 or sum(shape) > MAX_UNKNOWN_ELEMENTS:
             return None
         unknown = np.empty(shape, object)
         unknown.reshape(-1)[:] = [self.symbols.fresh(None) for _ in range(unknown.size)]
         return unknown
+
+    def _shortened(self, elements: SymbolicArray) -> SymbolicArray:
+        for index, item in enumerate(elements.flat):
+            if isinstance(item, DimExpr) and _is_large(item):
+                elements = elements.copy()
+                elements.reshape(-1)[index] = self.shortened(item)
+        return elements
+
+
+def _is_large(dim: DimExpr) -> bool:
+    atoms = [atom for monomial, _ in dim.terms for atom in monomial]
+    return sum(atom.size for atom in atoms) > MAX_DIM_PARTS or max(atom.height for atom in atoms) > MAX_DIM_NESTING
 
 
 def _may_hold_shape(type: Type) -> bool:
@@ -197,7 +218,13 @@ def infer_types(op: Operation, context: InferenceContext) -> list[Type]:
         raise TypeInferenceError(
             "infer/result-count", f"{op.name} gives {len(inferred)} results, {len(op.results)} are used", op.location
         )
-    return inferred[: len(op.results)]
+    return [_with_short_dims(type, context) for type in inferred[: len(op.results)]]
+
+
+def _with_short_dims(type: Type, context: InferenceContext) -> Type:
+    if not isinstance(type, TensorType) or type.is_static or type.shape is None:
+        return type
+    return type.with_shape([context.shortened(dim) for dim in type.shape])
 
 
 def check_dtypes(op: Operation) -> None:

@@ -13,9 +13,9 @@ from tilewright.graph.core import Value
 from tilewright.graph.data import ArrayData, UnresolvedData, as_data
 from tilewright.graph.dims import symbol
 from tilewright.graph.dtypes import bool_, f32, f64, i32, i64
-from tilewright.graph.infer import InferenceContext
+from tilewright.graph.infer import InferenceContext, infer_types
 from tilewright.graph.quotient import Quotient
-from tilewright.graph.types import Type
+from tilewright.graph.types import TensorType, Type
 
 n, m, h = symbol("n"), symbol("m"), symbol("h")
 INT64, FLOAT, INT32 = 7, 1, 6
@@ -231,3 +231,24 @@ def test_elements_of_contradicting_operands_are_unknown() -> None:
     found = InferenceContext(graph.symbols).symbolic(op.result)
     assert found is not None
     assert all(str(item).startswith("?") for item in found)
+
+
+def test_dims_do_not_grow_out_of_hand() -> None:
+    """A dim that becomes too long is named, the same wherever it is; dtype and rank are kept."""
+    graph = Graph()
+    context = InferenceContext(graph.symbols)
+    value = graph.argument(f32[n, 3, h])
+    dims = []
+    for _ in range(60):
+        operands = [value, graph.argument(f32[3, 3, 3])]
+        twice = [graph.create("conv", *operands, strides=(2,)), graph.create("conv", *operands, strides=(2,))]
+        types = [infer_types(op, context)[0] for op in twice]
+        assert types[0] is types[1]
+        assert isinstance(types[0], TensorType)
+        assert types[0].shape is not None
+        value = twice[0].result
+        # Two states that are multiplied at each step, so that no simplification keeps the dim short.
+        value.type = f32[n, 3, types[0].shape[2] * m + h]
+        dims.append(types[0].shape[2])
+    assert any(str(dim).startswith("?") for dim in dims)
+    assert max(len(str(dim)) for dim in dims) < 3000
