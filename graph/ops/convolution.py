@@ -28,6 +28,8 @@ from .common import (
     shape_of,
     unknown_dims,
 )
+from .conv_numeric import conv_transpose
+from .numeric import reduce_max, reduce_mean
 from .pooling_numeric import average_pool, lp_norm, lp_pool, max_pool
 
 if TYPE_CHECKING:
@@ -104,19 +106,20 @@ class Convolution(TensorOp):
     def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
         x, w = shape_of(op, 0), shape_of(op, self.weight)
         kernel = op.attr("kernel_shape")
+        for index, shape in ((0, x), (self.weight, w)):
+            if shape is not None:
+                require_rank(op, index, shape, 3, at_least=True)
         if x is None:
             return None if w is None else [context.fresh(), w[0], *[context.fresh() for _ in w[2:]]]
         if w is None and kernel is None:
             return [x[0], *[context.fresh() for _ in x[1:]]]
-        require_rank(op, 0, x, 3, at_least=True)
-        if w is None:
-            return [x[0], context.fresh(), *Window.of(op, kernel).output(op, x[2:])]
-        require_rank(op, self.weight, w, len(x))
-        self._check(op, x, w, context)
-        window = Window.of(op, kernel if kernel else w[2:])
+        if w is not None:
+            require_rank(op, self.weight, w, len(x))
+            self._check(op, x, w, context)
+        window = Window.of(op, kernel or (w or ())[2:])
         if len(window.kernel) != len(x) - 2:
             raise error("shape/window", f"{op.name} has kernel_shape={list(kernel)} for {len(x) - 2} spatial dims")
-        return [x[0], w[0], *window.output(op, x[2:])]
+        return [x[0], context.fresh() if w is None else w[0], *window.output(op, x[2:])]
 
     def _check(self, op: Operation, x: Shape, w: Shape, context: InferenceContext) -> None:
         group = op.attr("group", 1)
@@ -184,7 +187,10 @@ class ConvTranspose(TensorOp):
         )
         same_dim(x[1], w[0], context, mismatch)
         window = Window.of(op, op.attr("kernel_shape") or w[2:])
-        fixed = op.attr("output_shape")
+        fixed, extra = op.attr("output_shape"), op.attr("output_padding")
+        for name, given in (("kernel_shape", window.kernel), ("output_shape", fixed), ("output_padding", extra)):
+            if given and len(given) < len(x) - 2:
+                raise error("shape/window", f"conv_transpose has {name}={list(given)} for {len(x) - 2} spatial dims")
         spatial = fixed[-(len(x) - 2) :] if fixed else self._spatial(op, window, x[2:])
         return [x[0], w[1] * op.attr("group", 1), *spatial]
 
@@ -207,6 +213,10 @@ class ConvTranspose(TensorOp):
         x, w = shape_of(op, 0), shape_of(op, 1)
         return None if x is None or w is None else 2 * product(x) * product(w[1:])
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        x, w, bias = (*operands, None)[:3]
+        return conv_transpose(op, Window.of(op, op.attr("kernel_shape") or w.shape[2:]), x, w, bias)
+
 
 @op("CausalConvWithState")
 class CausalConvWithState(OpDefinition):
@@ -218,10 +228,12 @@ class CausalConvWithState(OpDefinition):
         dtype, x, w = dtype_of(op, 0, 1), shape_of(op, 0), shape_of(op, 1)
         if dtype is None:
             return [types.UNKNOWN] * len(op.results)
-        if x is None:
-            return [types.tensor(dtype, unknown_dims(3, context))] * len(op.results)
-        require_rank(op, 0, x, 3)
         past = shape_of(op, 3)
+        for index, shape in ((0, x), (1, w), (3, past)):
+            if shape is not None:
+                require_rank(op, index, shape, 3)
+        if x is None:
+            return [types.tensor(dtype, unknown_dims(3, context)) for _ in range(2)]
         kept = past[2] if past is not None else w[2] - 1 if w is not None else context.fresh()
         return [types.tensor(dtype, x), types.tensor(dtype, [x[0], x[1], kept])]
 
@@ -297,10 +309,16 @@ class GlobalPool(TensorOp):
 class GlobalAveragePool(GlobalPool):
     """The mean of each channel."""
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return reduce_mean(operands[0], tuple(range(2, operands[0].ndim)), True)
+
 
 @op("GlobalMaxPool")
 class GlobalMaxPool(GlobalPool):
     """The greatest element of each channel."""
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return reduce_max(operands[0], tuple(range(2, operands[0].ndim)), True)
 
 
 @op("GlobalLpPool")

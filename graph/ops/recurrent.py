@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import types
 from ..dims import Dim
 from ..opdef import OpDefinition, op
 from ..types import Type
 from .common import dtype_of, require_rank, shape_of
+from .recurrent_numeric import gru, lstm, recur, rnn
 
 if TYPE_CHECKING:
     from ..core import Operation
@@ -30,7 +31,9 @@ class Recurrent(OpDefinition):
             return [types.UNKNOWN] * len(op.results)
         if x is None:
             x = (context.fresh(), context.fresh(), context.fresh())
-        require_rank(op, 0, x, 3)
+        for index, shape in ((0, x), (1, shape_of(op, 1)), (2, shape_of(op, 2))):
+            if shape is not None:
+                require_rank(op, index, shape, 3)
         directions, hidden = self._directions(op), self._hidden(op, context)
         if op.attr("layout", 0):
             batch, length, _ = x
@@ -62,12 +65,18 @@ class Recurrent(OpDefinition):
 class SimpleRecurrent(Recurrent):
     """h' = f(W x + R h + b)."""
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return recur(op, operands, rnn, self.states)
+
 
 @op("GRU")
 class GatedRecurrentUnit(Recurrent):
     """Cho et al. 2014 (arXiv 1406.1078)."""
 
     gates = 3
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return recur(op, operands, gru, self.states)
 
 
 @op("LSTM")
@@ -76,3 +85,6 @@ class LongShortTermMemory(Recurrent):
 
     gates = 4
     states = 2
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return recur(op, operands, lstm, self.states)

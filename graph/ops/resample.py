@@ -20,14 +20,16 @@ from .common import (
     has_operand,
     length_of,
     normalize_axes,
-    operand_elements,
     quotient,
     require_rank,
     result_elements,
     shape_of,
     times,
     unknown_dims,
+    vector_elements,
 )
+from .grid_sample_numeric import grid_sample
+from .resize_numeric import resize
 
 if TYPE_CHECKING:
     from ..core import Operation
@@ -70,14 +72,14 @@ class Resize(TensorOp):
             )
 
     def _sizes(self, op: Operation, dims: list[Dim], context: InferenceContext) -> Sequence[Dim]:
-        sizes = operand_elements(op, 3, context)
+        sizes = vector_elements(op, 3, context)
         if sizes is None:
             return [context.fresh() for _ in dims]
         policy = op.attr("keep_aspect_ratio_policy", "stretch")
         if policy == "stretch":
-            return [element_dim(size, context) for size in sizes.flat]
+            return [element_dim(size, context) for size in sizes]
         known = [dim for dim in dims if isinstance(dim, int) and dim > 0]
-        wanted = [size for size in sizes.flat if isinstance(size, int)]
+        wanted = [size for size in sizes if isinstance(size, int)]
         if len(known) < len(dims) or len(wanted) < len(dims):
             return [context.fresh() for _ in dims]
         ratios = [size / dim for size, dim in zip(wanted, known, strict=True)]
@@ -90,7 +92,9 @@ class Resize(TensorOp):
         roi = context.constant(op.operands[1]) if cropped and has_operand(op, 1) else None
         if scales is None or (cropped and (roi is None or len(roi) != 2 * len(dims))):
             return [context.fresh() for _ in dims]
-        factors = scales.astype(np.float32)
+        factors = scales.ravel().astype(np.float32)
+        if len(factors) != len(dims):
+            raise error("shape/resize", f"resize along {len(dims)} axes has {len(factors)} scales")
         if roi is not None:
             factors = factors * (roi[len(dims) :] - roi[: len(dims)]).astype(np.float32)
         return [scaled_dim(dim, factor, context) for dim, factor in zip(dims, factors, strict=True)]
@@ -104,6 +108,12 @@ class Resize(TensorOp):
         spatial = len(axes) if axes is not None else max(len(shape) - 2, 0)
         taps = {"nearest": 0, "linear": 2, "cubic": 4}[op.attr("mode", "nearest")]
         return times(2 * taps**spatial if taps else 0, result_elements(op))
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        x, roi, scales, sizes = (*operands, None, None, None)[:4]
+        if op.attr("antialias"):
+            return super().evaluate(op, *operands)
+        return resize(op, x, roi, scales, sizes)
 
 
 def scaled_dim(dim: Dim, scale: np.floating, context: InferenceContext) -> Dim:
@@ -130,16 +140,22 @@ class GridSample(TensorOp):
         require_rank(op, 1, grid, len(x))
         return [x[0], x[1], *grid[1:-1]]
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        x, grid = operands
+        return grid_sample(x, grid, op.attr("mode"), op.attr("padding_mode"), bool(op.attr("align_corners")))
+
 
 @op("AffineGrid")
 class AffineGrid(TensorOp):
     """Places for GridSample: theta[n, r, r + 1] and size (n, c, *spatial) give [n, *spatial, r]."""
 
     def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
-        size = operand_elements(op, 1, context)
+        size = vector_elements(op, 1, context)
         if size is None:
             return unknown_dims(length_of(op, 1), context)
-        n, _, *spatial = [element_dim(item, context) for item in size.flat]
+        if len(size) not in (4, 5):
+            raise error("shape/rank", f"affine_grid needs a size of 4 or 5 dims, got {len(size)}")
+        n, _, *spatial = [element_dim(item, context) for item in size]
         return [n, *spatial, len(spatial)]
 
 
@@ -201,12 +217,13 @@ class ColumnsToImage(TensorOp):
     """[n, c * product(block), places] added up into [n, c, *image]."""
 
     def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
-        columns, image, block = shape_of(op, 0), operand_elements(op, 1, context), constant_ints(op, 2, context)
+        columns, image, block = shape_of(op, 0), vector_elements(op, 1, context), constant_ints(op, 2, context)
         if image is None:
             spatial = length_of(op, 1)
             return unknown_dims(None if spatial is None else spatial + 2, context)
-        dims = [element_dim(item, context) for item in image.flat]
+        dims = [element_dim(item, context) for item in image]
+        if columns is not None:
+            require_rank(op, 0, columns, 3)
         if columns is None or block is None:
             return [context.fresh() if columns is None else columns[0], context.fresh(), *dims]
-        require_rank(op, 0, columns, 3)
         return [columns[0], quotient(columns[1], math.prod(block), op, "columns"), *dims]
