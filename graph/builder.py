@@ -173,7 +173,7 @@ def _named(name: str) -> OpDefinition:
 
 
 def _attribute(value: Any) -> AttributeValue:
-    """Lists become tuples, dtypes their ONNX code (as `Cast.to` wants it), numpy scalars Python numbers."""
+    """Lists become tuples, dtypes their ONNX code (as `Cast.to` wants it), arrays constants, numpy scalars numbers."""
     from .dtypes import DType
 
     if isinstance(value, AttributeReference):
@@ -182,6 +182,8 @@ def _attribute(value: Any) -> AttributeValue:
         return tuple(map(_attribute, value))
     if isinstance(value, DType):
         return value.onnx_code
+    if isinstance(value, np.ndarray):
+        return as_data(value)
     return value.item() if isinstance(value, np.generic) else value
 
 
