@@ -128,8 +128,9 @@ class MultiHeadAttention(MicrosoftOp):
     """Attention of projected inputs, each [batch, length, heads * size].
 
     key and value may be [batch, heads, length, size]; or the query holds all three as [batch, length, heads, 3, size],
-    or the key both as [batch, length, heads, 2, size]. `bias` is added to query, key and value. Past keys and values,
-    [batch, heads, length, size], come before the new ones; where no present is asked for, ONNX Runtime ignores them.
+    or the key both as [batch, length, heads, 2, size]. `bias` is added to query, key and value, but to none that comes
+    as [batch, heads, length, size], as those of an encoder do. Past keys and values, of that form too, come before the
+    new ones. (ONNX Runtime's CPU kernel gives something else if it has a past and no present is asked for.)
     """
 
     inputs = (
@@ -200,7 +201,7 @@ class MultiHeadAttention(MicrosoftOp):
         if taken is None:
             return None
         q, k, v = taken
-        if has_operand(op, 6) and has_operand(op, 7) and len(op.results) > 1:
+        if has_operand(op, 6) and has_operand(op, 7):
             k = builder.concat(present(op, 6), k, axis=2)
             v = builder.concat(present(op, 7), v, axis=2)
         terms = mask_terms(
@@ -225,9 +226,10 @@ class MultiHeadAttention(MicrosoftOp):
             if not all(isinstance(width, int) for width in widths):
                 return None
             biases = builder.split(bias, widths, axis=0, outputs=3)
-        if rank_of(query) == 5:
+        whole, pair = rank_of(query) == 5, rank_of(key) == 5
+        if whole:
             packed = _unpack(builder, query, 3)
-        elif rank_of(key) == 5 and key is not None:
+        elif pair and key is not None:
             packed = [query, *_unpack(builder, key, 2)]
         else:
             assert key is not None
@@ -237,7 +239,7 @@ class MultiHeadAttention(MicrosoftOp):
         for item, term in zip(packed, biases, strict=True):
             if rank_of(item) == 3:
                 found.append(split_heads(builder, item if term is None else builder.add(item, term), heads))
-            elif term is None:
+            elif term is None or not (whole or pair):
                 found.append(item)
             else:
                 row = builder.transpose(builder.reshape(term, [1, 1, heads, -1]), perm=[0, 2, 1, 3])
