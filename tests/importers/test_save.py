@@ -418,3 +418,14 @@ def test_old_forms_keep_their_meaning(opset: int) -> None:
     found = results(again, {"x": x, "b": b})
     np.testing.assert_allclose(found[0], flat.reshape(2, 3, 4), rtol=1e-5)
     np.testing.assert_allclose(found[1], flat, rtol=1e-5)
+
+
+def test_a_part_of_a_shape_before_opset_15() -> None:
+    proto = text("""g (float[A, 3, B] x) => (int64[1] y, int64[2] z) {
+      y = Shape <end = 1> (x)
+      z = Shape <start = -2> (x)
+    }""")
+    again = written(tilewright.load(proto), opset=9)
+    assert sorted(node_types(again)) == ["Shape", "Shape", "Slice", "Slice"]
+    found = results(again, {"x": np.zeros((5, 3, 7), np.float32)})
+    assert [array.tolist() for array in found] == [[5], [3, 7]]
