@@ -33,7 +33,8 @@ from .common import (
 from .values import as_elements, convert, is_non_negative
 
 if TYPE_CHECKING:
-    from ..core import Operation
+    from ..builder import OpBuilder
+    from ..core import Operation, Value
     from ..dtypes import DType
     from ..infer import InferenceContext, SymbolicArray
 
@@ -57,6 +58,13 @@ class ShapeOf(TensorOp):
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:
         return np.array(self._selected(op, operands[0].shape), np.int64)
+
+    def decompose(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
+        """Part of a shape as a slice of the whole, for opsets that know no `start` and `end`."""
+        start, end = op.attr("start", 0), op.attr("end")
+        if not start and end is None:
+            return None
+        return [builder.slice(builder.shape(op.operands[0]), [start], [2**63 - 1 if end is None else end], [0])]
 
     def _selected(self, op: Operation, shape: Shape) -> Shape:
         return shape[slice(op.attr("start", 0), op.attr("end"))]

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ... import types
 from ...core import Block, BlockOutput, Region
+from ...data import ArrayData
 from ...dims import Dim
+from ...dtypes import f32
 from ...opdef import Trait
 from .base import OldForm, old_form, shape_of
 
@@ -85,9 +89,18 @@ class BatchedScan(OldForm):
         )
         if length is None:
             return list(scan.results)
-        missing = builder.concat([0], builder.sub(longest, length), axis=0)
-        filled = [builder.pad(value, missing, None, [0]) for value in scan.results[len(states) :]]
+        missing = builder.sub(longest, length)
+        filled = [_filled(value, missing, builder) for value in scan.results[len(states) :]]
         return [*scan.results[: len(states)], *filled]
+
+
+def _filled(value: Value, missing: Value, builder: OpBuilder) -> Value:
+    """`value` with `missing` zeros after it, along axis 0."""
+    zeros = builder.concat(missing, builder.shape(value, start=1), axis=0)
+    dtype = value.type.dtype if isinstance(value.type, types.TensorType) else f32
+    padding = builder.constant_of_shape(zeros, value=ArrayData(np.zeros(1, dtype.numpy), dtype))
+    result: Value = builder.concat(value, padding, axis=0)
+    return result
 
 
 def _stacked(type: Type, *counts: Dim) -> Type:

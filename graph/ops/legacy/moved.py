@@ -146,7 +146,7 @@ class Split(MovedForm):
 class Dropout(MovedForm):
     """Without a way to ask for training (since opset 12), Dropout passes its data on.
 
-    Before opset 10 the mask has the data's element type.
+    The mask keeps everything; before opset 10 it has the data's element type, then it is boolean.
     """
 
     def built(
@@ -156,13 +156,15 @@ class Dropout(MovedForm):
         attributes: dict[str, AttributeValue],
         builder: OpBuilder,
     ) -> Sequence[Value] | None:
-        dtype = _data_dtype(op)
-        if dtype is None:
+        dtype, data = _data_dtype(op), op.operands[0]
+        if dtype is None or data is None:
             return None
-        results = list(today(builder, op, operands, attributes))
-        if len(results) > 1 and self.version is not None and self.version < 10:
-            results[1] = builder.cast(results[1], to=dtype)
-        return results
+        passed = builder.create("dropout", operands, outputs=1).result
+        if len(op.results) == 1:
+            return [passed]
+        before_ten = self.version is not None and self.version < 10
+        kept = builder.const(np.ones((), dtype.numpy), dtype) if before_ten else builder.const(np.ones((), np.bool_))
+        return [passed, builder.expand(kept, builder.shape(data))]
 
 
 class Upsample(MovedForm):

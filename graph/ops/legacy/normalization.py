@@ -39,10 +39,21 @@ class FlatSoftmax(OldForm):
         single = only_axis(shape_of(data), axis)
         if single is not None:
             return today(builder, op, attributes={"axis": single})
-        # allowzero: an empty dim is a dim of 0, not one to copy.
-        rows = builder.flatten(data, axis=axis)
-        (normalized,) = today(builder, op, [rows], {"axis": -1})
-        return [builder.reshape(normalized, builder.shape(data), allowzero=1)]
+        (normalized,) = today(builder, op, [builder.flatten(data, axis=axis)], {"axis": -1})
+        return [_reshaped(normalized, data, builder)]
+
+
+def _reshaped(value: Value, like: Value | None, builder: OpBuilder) -> Value:
+    """`value` in the shape of `like`, by a constant if at most one dim is not a number."""
+    shape = shape_of(like)
+    known = [dim for dim in shape or () if isinstance(dim, int) and dim > 0]
+    result: Value
+    if shape is not None and len(known) >= len(shape) - 1:
+        result = builder.reshape(value, [dim if isinstance(dim, int) and dim > 0 else -1 for dim in shape])
+    else:
+        # allowzero: a dim of 0 is an empty one, not one to copy.
+        result = builder.reshape(value, builder.shape(like), allowzero=1)
+    return result
 
 
 @old_form({"BatchNormalization": (1, 6, 7, 9)})
