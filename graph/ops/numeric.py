@@ -61,9 +61,18 @@ def cast(x: np.ndarray, dtype: DType) -> np.ndarray | None:
 
     A float that does not fit an integer type gives what this machine gives: ONNX Cast leaves it undefined.
     """
-    if dtype.bits < 8 or dtype.kind == "string" or (dtype.is_float and dtype.bits < 16) or x.dtype.kind in "OUST":
+    if dtype.kind == "string" or (dtype.is_float and dtype.bits < 16) or x.dtype.kind in "OUST":
         return None
-    return x.astype(dtype.numpy)
+    if dtype.bits >= 8:
+        return x.astype(dtype.numpy)
+    return None if dtypes.from_numpy(x.dtype).is_float else _low_bits(x, dtype)
+
+
+def _low_bits(x: np.ndarray, dtype: DType) -> np.ndarray:
+    """Integers as an integer type of fewer than 8 bits: the lowest bits stay, as between C's integer types."""
+    shift = 64 - dtype.bits
+    kept = x.astype(np.int64) << shift
+    return (kept >> shift if dtype.kind == "int" else kept.view(np.uint64) >> shift).astype(np.int8).astype(dtype.numpy)
 
 
 def _booleans(function: Callable[..., np.ndarray]) -> Numeric:
