@@ -32,7 +32,7 @@ from .common import (
     tensor_of,
     times,
 )
-from .numeric import NUMERIC, check_same_dtype, clip, modulo
+from .numeric import NUMERIC, cast, check_same_dtype, clip, modulo
 from .scalar import Body, count_operations
 
 if TYPE_CHECKING:
@@ -321,6 +321,11 @@ class Cast(Elementwise):
         if to is None:
             return None
         return values.map_elements(lambda item: values.convert(item, to), operand_elements(op, 0, context))
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        wanted = dtypes.from_numpy(operands[1].dtype) if len(operands) > 1 else dtype_attribute(op, "to")
+        converted = None if wanted is None else cast(operands[0], wanted)
+        return super().evaluate(op, *operands) if converted is None else converted
 
     def flops(self, op: Operation) -> Dim | None:
         return 0
