@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 MAX_OPEN_ELEMENTS = 1 << 14
 # What one operation on the way to a result may give, if that is more than its constant operands hold.
 MAX_INTERMEDIATE_BYTES = 1 << 26
+# Sizes are estimates: so much of a model's size (at most 4 percent) is kept free.
+MAX_MARGIN_BYTES = 1 << 13
 KEPT = frozenset({"quantize_linear", "dequantize_linear", "dynamic_quantize_linear"})
 
 
@@ -288,7 +290,8 @@ class _Folding:
         """Bytes that the model may still grow by; where its original size is not known, what each constant may."""
         if self._room is None:
             original = self.context.original_bytes
-            self._room = original - written_bytes(self.module) if original else 1 << 62
+            margin = min(original // 25, MAX_MARGIN_BYTES)
+            self._room = original - margin - written_bytes(self.module) if original else 1 << 62
         return self._room
 
     # ---- replacing -----------------------------------------------------------------------------------------------

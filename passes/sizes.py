@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 
 from ..graph.core import AttributeValue, Operation, Value
 from ..graph.data import TensorData
+from ..graph.types import TensorType
 
 if TYPE_CHECKING:
     from ..graph.module import Module
 
-# Field tags and lengths of a TensorProto: data type, dims, raw data, name.
-TENSOR_OVERHEAD = 20
+# Field tags and lengths of a TensorProto: data type, raw data, name.
+TENSOR_OVERHEAD = 10
 # Field tags and lengths of a NodeProto, and of one of its attributes.
-NODE_OVERHEAD, ATTRIBUTE_OVERHEAD = 8, 8
+NODE_OVERHEAD, ATTRIBUTE_OVERHEAD = 7, 7
+# Of a ValueInfoProto with a tensor type, and of one of its dims.
+DECLARATION_OVERHEAD, DIM_OVERHEAD = 12, 4
 # What a name that the writer makes up takes.
 MADE_UP_NAME = 12
 
@@ -39,10 +42,14 @@ def operation_bytes(op: Operation) -> int:
 def written_bytes(module: Module) -> int:
     """Bytes of the whole module as a file."""
     size = 0
+    # Before IR version 4, constants are also listed as inputs.
+    listed = set(module.main.block.metadata.get("input_order", ()))
     for op in module.walk():
         data = op.attributes.get("value") if op.name == "const" else None
         if isinstance(data, TensorData):
-            size += constant_bytes(data) - MADE_UP_NAME + len(op.results[0].name or "")
+            name = op.results[0].name or ""
+            size += constant_bytes(data) - MADE_UP_NAME + len(name)
+            size += _declaration_bytes(op.results[0]) if name in listed else 0
         elif not op.is_terminator:
             size += operation_bytes(op)
         size += sum(_declaration_bytes(result) for result in op.results if result.info is not None)
@@ -57,16 +64,20 @@ def _name_bytes(value: Value | None) -> int:
 
 
 def _declaration_bytes(value: Value) -> int:
-    return 16 + len(value.name or "") + len(str(value.type))
+    size = DECLARATION_OVERHEAD + len(value.name or "")
+    shape = value.type.shape if isinstance(value.type, TensorType) else None
+    return size + sum(DIM_OVERHEAD + (0 if isinstance(dim, int) else len(str(dim))) for dim in shape or ())
 
 
 def _attribute_bytes(value: AttributeValue) -> int:
     if isinstance(value, TensorData):
-        return constant_bytes(value)
+        return constant_bytes(value) - MADE_UP_NAME - ATTRIBUTE_OVERHEAD
     if isinstance(value, str | bytes):
         return len(value) + 2
     if isinstance(value, tuple | list):
         return sum(map(_attribute_bytes, value))
     if isinstance(value, dict):
         return sum(len(str(key)) + _attribute_bytes(item) for key, item in value.items())
+    if isinstance(value, int):
+        return 1 + max(-(-value.bit_length() // 7), 1) if value >= 0 else 11
     return 5
