@@ -17,7 +17,7 @@ from ...graph.builder import OpBuilder
 from ...graph.core import AttributeReference, AttributeValue, Block, Metadata, Operation, Region, Value
 from ...graph.data import TensorData
 from ...graph.diagnostics import ModelError, TypeInferenceError
-from ...graph.infer import InferenceContext, infer_types, refine
+from ...graph.infer import InferenceContext, SymbolicArray, infer_types, refine
 from ...graph.location import UNKNOWN, Location, NodeLocation
 from ...graph.module import FunctionKey
 from ...graph.onnx_values import attribute_kind, attribute_value
@@ -59,6 +59,9 @@ class Facts:
             return self._inference.constant(value)
         data = self._inference.data(value)
         return data.numpy() if data is not None else None
+
+    def elements(self, value: Value) -> SymbolicArray | None:
+        return self._inference.symbolic(value)
 
 
 class NodeReader:

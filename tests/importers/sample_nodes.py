@@ -16,6 +16,7 @@ from onnx import AttributeProto, NodeProto
 from tilewright.graph import dtypes, types
 from tilewright.graph.core import Block, Value
 from tilewright.graph.data import ArrayData, TensorData
+from tilewright.graph.infer import SymbolicArray
 from tilewright.graph.onnx_values import attribute_proto
 from tilewright.importers.onnx.versions import Node
 from tilewright.importers.onnx.versions.conformance import schema_at
@@ -34,6 +35,9 @@ class Facts:
 
     def constant(self, value: Value) -> np.ndarray | None:
         return self.constants.get(value)
+
+    def elements(self, value: Value) -> SymbolicArray | None:
+        return None
 
 
 # ---- sample nodes of every operator at every version -----------------------------------------------------------------

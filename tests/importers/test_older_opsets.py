@@ -116,3 +116,19 @@ def test_what_has_no_older_form_is_refused_by_name() -> None:
     module = tilewright.load(LIGHT / "light_squeezenet.onnx")
     with pytest.raises(ExportError, match="ConstantOfShape does not exist at opset 8"):
         to_proto(module, opset=8)
+
+
+@pytest.mark.parametrize(("target", "fits"), [(["n", 2, 3], True), (["n", 6], True), ([2, "n", 3], False)])
+def test_zero_that_is_the_copied_dim_needs_no_allowzero(target: list[int | str], fits: bool) -> None:
+    """`n` may be 0: a zero in the shape then copies dim 0, which is n again, but not any other dim."""
+    b = tilewright.Builder()
+    x = b.input("x", tilewright.graph.dtypes.f32["n", 6])
+    n = b.shape(x, start=0, end=1)
+    parts = [n if item == "n" else b.const([item]) for item in target]
+    b.output(b.reshape(x, b.concat(*parts, axis=0), allowzero=1), "y")
+    module = b.build()
+    if fits:
+        assert "allowzero" not in str(to_proto(module, opset=13))
+    else:
+        with pytest.raises(ExportError, match="a zero in the shape"):
+            to_proto(module, opset=13)

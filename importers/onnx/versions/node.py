@@ -11,6 +11,7 @@ import numpy as np
 from ....graph.core import AttributeReference, AttributeValue, Value
 from ....graph.data import TensorData
 from ....graph.dims import Dim
+from ....graph.infer import SymbolicArray
 from ....graph.types import TensorType, Type
 
 Input: TypeAlias = Value | TensorData | None
@@ -85,6 +86,9 @@ class Facts(Protocol):
 
     def constant(self, value: Value) -> np.ndarray | None:
         """The elements of an input, if it is a constant."""
+
+    def elements(self, value: Value) -> SymbolicArray | None:
+        """The elements of an integer input as far as they follow from shapes."""
 
 
 def tensor_type(facts: Facts, value: Input) -> TensorType | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ....graph.core import AttributeReference
+from ....graph.core import AttributeReference, Value
+from ....graph.dims import prove_equal
 from .engine import step_down, step_up
 from .node import CannotDowngrade, Facts, Node, constant, shape, tensor_type
 
@@ -39,11 +40,17 @@ def _float_mod_down(node: Node, facts: Facts) -> None:
 
 @step_down(14, "Reshape")
 def _allow_zero_down(node: Node, facts: Facts) -> None:
-    """Without a zero in the shape, it does not matter what a zero means."""
+    """A zero copies the dim of the data at its place, which says the same where that dim is what was meant; and
+    without a zero in the shape, it does not matter what a zero means."""
     if node.attributes.get("allowzero", 0) == 0:
         return
-    target = constant(facts, node.input(1))
-    if target is None or not bool((target != 0).all()):
+    target, dims = node.input(1), shape(facts, node.input(0)) or ()
+    known = constant(facts, target)
+    elements = facts.elements(target) if known is None and isinstance(target, Value) else known
+    if elements is None or not all(
+        prove_equal(item, 0) is False or (index < len(dims) and prove_equal(item, dims[index]) is True)
+        for index, item in enumerate(elements.ravel().tolist())
+    ):
         raise CannotDowngrade("a zero in the shape of Reshape copies a dim before opset 14")
     del node.attributes["allowzero"]
 
