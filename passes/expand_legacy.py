@@ -30,6 +30,8 @@ class ExpandLegacy(Pass):
     # Training and per-position BatchNormalization, and pooling by a broken power, are written out as their formulas.
     exactness = "reassociates"
 
+    only_single: bool = False  # replace only what one operation of today can stand for
+
     def run(self, module: Module, context: PassContext) -> bool:
         before = context.applications
         for function in module.all_functions():
@@ -37,10 +39,11 @@ class ExpandLegacy(Pass):
                 form = op.definition
                 if not isinstance(form, OldForm) or op.parent is None or not context.may_apply:
                     continue
-                if not form.is_expandable(op, module.symbols):
-                    context.remark(
-                        "legacy/kept", f"{op.name} stays: what its meaning depends on is not known", op.location
-                    )
+                count = form.count_parts(op, module.symbols)
+                if count is None:
+                    message = f"{op.name} stays: what its meaning depends on is not known"
+                    context.remark("legacy/kept", message, op.location)
+                if count is None or (self.only_single and count > 1):
                     continue
                 with context.rewrite(module, self.name, op, f"the form of opset {form.version}") as rewriter:
                     values = form.decompose(op, rewriter.before(op))

@@ -428,6 +428,14 @@ def test_the_pass_expands_what_is_known() -> None:
     assert not ExpandLegacy().run(module, PassContext())
 
 
+def test_the_pass_can_leave_what_takes_several_operations() -> None:
+    module = one_operation("Softmax", 11, [f32[2, 3, 4]], {"axis": 1})
+    assert not ExpandLegacy(only_single=True).run(module, PassContext())
+    module = one_operation("Softmax", 11, [f32[2, 3, 1, 1]], {"axis": 1})
+    assert ExpandLegacy(only_single=True).run(module, PassContext())
+    assert names(module) == ["softmax"]
+
+
 def test_the_pass_leaves_what_is_not_known() -> None:
     module = one_operation("ReduceSum", 11, [types.tensor(f32, None)], {"axes": AttributeReference("axes", "ints")})
     context = PassContext()

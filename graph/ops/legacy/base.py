@@ -40,27 +40,32 @@ class OldForm(OpDefinition):
     def infer(self, op: Operation, context: InferenceContext) -> Sequence[Type]:
         """The types that the parts have; where there are none, those that ONNX infers for the old form."""
         if all(operand.type is not types.UNKNOWN for operand in op.operand_values):
-            found = self._types_of_parts(op, context)
+            found = types_by_decomposition(self, op, context)
             if found is not None:
                 return found
         return super().infer(op, context)
 
-    def is_expandable(self, op: Operation, symbols: FreshSymbols) -> bool:
-        """Whether `decompose` has an answer."""
-        return self._types_of_parts(op, InferenceContext(symbols)) is not None
-
-    def _types_of_parts(self, op: Operation, context: InferenceContext) -> list[Type] | None:
-        return types_by_decomposition(self, op, context)
+    def count_parts(self, op: Operation, symbols: FreshSymbols) -> int | None:
+        """How many operations `decompose` would make, constants left aside; None if it has no answer."""
+        trial = _trial(self, op, InferenceContext(symbols))
+        return None if trial is None else trial[1]
 
 
 def types_by_decomposition(definition: OpDefinition, op: Operation, context: InferenceContext) -> list[Type] | None:
     """The types of the values that `op` decomposes into; None if it does not."""
+    trial = _trial(definition, op, context)
+    return None if trial is None else trial[0]
+
+
+def _trial(definition: OpDefinition, op: Operation, context: InferenceContext) -> tuple[list[Type], int] | None:
+    """The types and the number of an operation's parts, built in a block that is thrown away."""
     from ...builder import OpBuilder
 
     scratch = Block()
     try:
         values = definition.decompose(op, OpBuilder(scratch, context.symbols, location=op.location))
-        return None if values is None else [value.type for value in values]
+        count = sum(inner.name != "const" for inner in scratch)
+        return None if values is None else ([value.type for value in values], count)
     finally:
         # The scratch operations used the real operands; nothing of that may stay.
         for inner in list(walk(scratch)):
