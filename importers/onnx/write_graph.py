@@ -113,10 +113,9 @@ class BodyWriter:
         self._write_operations(block, graph)
         self._finish(proto, block, graph)
         for argument in block.arguments:
-            untyped = (argument.info or {}).get("untyped") and not self.context.with_shapes
-            proto.input.append(
-                write_declaration(self.names[argument], None if untyped else argument.type, argument.info)
-            )
+            name = self.names[argument]
+            untyped = (argument.info or {}).get("untyped") and not self._needs_type(block, argument, name)
+            proto.input.append(write_declaration(name, None if untyped else argument.type, argument.info))
         return proto
 
     # ---- names ---------------------------------------------------------------------------------------------------
@@ -209,7 +208,7 @@ class BodyWriter:
             block.outputs, block.terminator.operands, self._output_names[block], strict=True
         ):
             type = output.type
-            if type is None and value is not None and (block is self.function.block or self.context.with_shapes):
+            if type is None and value is not None and self._needs_type(block, value, name):
                 type = value.type
             proto.output.append(write_declaration(name, type, output.info))
         proto.value_info.extend(self._value_info(block, graph))
@@ -219,6 +218,15 @@ class BodyWriter:
             proto.metadata_props.add(key=key, value=value_text)
         if "residual" in facts:
             proto.MergeFromString(facts["residual"])
+
+    def _needs_type(self, block: Block, value: Value, name: str) -> bool:
+        """Whether a type that the file did not write must be there now.
+
+        ONNX infers the type of a body's output from the node that computes it, so an argument that has taken the place
+        of such a node's result needs one.
+        """
+        took_over = value.owner is block and value.name != name
+        return block is self.function.block or self.context.with_shapes or took_over
 
     def _add_initializer(self, proto: GraphProto, name: str, data: TensorData, facts: Metadata) -> None:
         if isinstance(data, SparseData):
