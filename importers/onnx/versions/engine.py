@@ -56,6 +56,7 @@ def _history() -> dict[tuple[str, str], tuple[int, ...]]:
     return {key: tuple(sorted(versions)) for key, versions in found.items()}
 
 
+@cache
 def versions(op_type: str, domain: str = "") -> tuple[int, ...]:
     """All versions at which ONNX (re)defined the operator, oldest first, up to the internal opset."""
     known = _history().get((domain, op_type), ())
