@@ -1,0 +1,34 @@
+"""The networks of onnx's test data, whose weights are computed from shapes, against the outputs stored with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import tilewright
+
+FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+NETWORKS = sorted(path.stem for path in FOLDER.glob("*.onnx"))
+
+
+def test_all_are_there() -> None:
+    assert len(NETWORKS) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_network(name: str) -> None:
+    executable = tilewright.compile(FOLDER / f"{name}.onnx", target="reference")
+    (port,) = [port for port in executable.inputs if port.required]
+    shape = port.type.static_shape
+    # The input that the stored outputs belong to, see onnx.backend.test.runner.
+    count = int(np.prod(shape))
+    (result,) = executable.run({port.name: (np.arange(count).reshape(shape) / count).astype(np.float32)}).values()
+    proto = onnx.TensorProto.FromString((FOLDER / f"{name}_output_0.pb").read_bytes())
+    expected = onnx.numpy_helper.to_array(proto)
+    assert result.shape == expected.shape
+    assert result.dtype == expected.dtype
+    assert np.abs(result - expected).max() <= 1e-4 * np.abs(expected).max()
