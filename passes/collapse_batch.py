@@ -29,7 +29,7 @@ from ..graph.infer import InferenceContext
 from ..graph.opdef import Trait
 from ..graph.types import TensorType
 from .base import Pass
-from .proofs import normalized, reshape_target, same_dims
+from .proofs import made_by, normalized, reshape_target, same_dims
 
 if TYPE_CHECKING:
     from ..graph.module import Module
@@ -263,10 +263,8 @@ def saving(island: Island) -> int:
         if form.vanishes:
             gain += 1
         elif op.name == "add" and len(form.rows) == 1:
-            product = op.operands[form.rows[0]]
-            producer = product.producer if product is not None else None
-            shape = _shape(product) or ()
-            if producer is not None and producer.name == "matmul" and len(shape) > 2 and product.use_count == 1:
+            product = made_by(op.operands[form.rows[0]], "matmul")
+            if product is not None and len(_shape(product.result) or ()) > 2 and product.result.use_count == 1:
                 gain += 1
     return gain
 

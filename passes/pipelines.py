@@ -11,7 +11,8 @@ from .base import Exactness
 
 # Bit-exact: what depends on nothing that changes at run time, what gives back its operand, what is done twice.
 _CLEANUP = (
-    "inline-functions,infer-shapes,remove-identity,repeat(max=8){simplify-if,simplify-loops,unroll-loops,fold,no-ops,"
+    "inline-functions,expand-legacy{only-single=true},infer-shapes,remove-identity,"
+    "repeat(max=8){simplify-if,simplify-loops,unroll-loops,fold,no-ops,"
     "merge-casts,merge-reshapes,merge-slices,merge-squeezes,simplify-shapes,simplify-arithmetic,drop-expands,cse,dce,"
     "infer-shapes}"
 )
@@ -20,8 +21,8 @@ _LAST = "share-initializers,dce"
 _EXACT = "fold-pads,cancel-transposes,merge-transposes"
 # Rounds differently: what constant factors and terms can be put into weights, and what row by row work is a Gemm.
 _FUSION = (
-    "drop-zero-terms,recompose-layer-norm,repeat(max=4){fold-batch-norm,fold-scale-shift,fold-pads},dce,collapse-batch,merge-reshapes,"
-    "matmul-to-gemm,fold-scale-shift"
+    "drop-zero-terms,recompose-layer-norm,repeat(max=4){fold-batch-norm,fold-scale-shift,fold-pads},dce,"
+    "collapse-batch,merge-reshapes,matmul-to-gemm,fold-scale-shift"
 )
 
 PRESETS: dict[str, str] = {
