@@ -252,6 +252,9 @@ def _combined(current: Type, inferred: Type, known: set[DimExpr]) -> tuple[Type,
             element, wrong = _combined(current.element, inferred.element, known)
             make = types.sequence if kind is types.SequenceType else types.optional
             return make(element), wrong
+    if isinstance(inferred, types.OptionalType):
+        # A Loop may start from an absent optional and be declared to end with its element, as in ONNX's own tests.
+        return _combined(current, inferred.element, known)
     return inferred, type(current) is not type(inferred)
 
 

@@ -101,7 +101,7 @@ def _build(
     proto = ModelProto(ir_version=context.ir_version)
     # A model without standard operators may import no version of them; passes may have added some.
     main = BodyWriter(context, module.main, {"": DEFAULT_OPSET, **opsets})
-    proto.graph.CopyFrom(main.main())
+    main.main(proto.graph)
     for function in module.functions.values():
         proto.functions.append(_function(context, function, opset))
     log.raise_errors(ExportError)

@@ -72,10 +72,10 @@ class BodyWriter:
 
     # ---- whole graphs --------------------------------------------------------------------------------------------
 
-    def main(self) -> GraphProto:
-        """The model's graph."""
+    def main(self, proto: GraphProto) -> None:
+        """Fill in the model's graph."""
         block = self.function.block
-        proto = GraphProto(name=block.metadata.get("name") or "main")
+        proto.name = block.metadata.get("name") or "main"
         graph = self._begin(block, None, self._interface(block))
         self._write_operations(block, graph)
         self._finish(proto, block, graph)
@@ -87,7 +87,6 @@ class BodyWriter:
             inputs = _with_constants(inputs, proto, block)
         proto.input.extend(inputs.values())
         self._add_defaults(proto, block)
-        return proto
 
     def function_body(self, proto: FunctionProto) -> None:
         """Fill in the parts of a model-local function that come from its block."""
