@@ -4,9 +4,9 @@
     for scenario in plan.scenarios():        # sizes and choices to try, most ordinary first
         feeds = plan.feeds(scenario, seed=0)
 
-Floats are standard normal; integers that index a table lie inside it; masks are ones with some zeros at an end; an
-integer that the model compares with constants is one of these; other integers are small and positive, since one may
-be a divisor or a count.
+Floats are standard normal, or pages of strokes where they look like images; integers that index a table lie inside it;
+masks are ones with some zeros at an end; an integer that the model compares with constants is one of these; other
+integers are small and positive, since one may be a divisor or a count.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ..graph.module import Module
 from ..graph.types import TensorType, Type
 from .feed_sizes import UNRANKED, Choice, FreeDims, combinations, resolve, shape_for
 from .input_facts import InputFacts, facts_of_inputs
+from .sample_images import image_axes, pages
 
 # Positions into the options of each of a plan's choices.
 Scenario = tuple[int, ...]
@@ -177,7 +178,8 @@ def random_tensor(
     if dtype.kind == "complex":
         return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype.numpy)
     if not dtype.is_integer:
-        return np.asarray(rng.standard_normal(shape)).astype(dtype.numpy)
+        values = pages(shape, rng) if image_axes(shape) else np.asarray(rng.standard_normal(shape))
+        return values.astype(dtype.numpy)
     if facts.is_position and shape:
         length = shape[-1] if facts.bound is None else min(shape[-1], facts.bound)
         return np.broadcast_to(np.arange(shape[-1]) % max(length, 1), shape).astype(dtype.numpy)
