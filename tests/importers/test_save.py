@@ -429,3 +429,41 @@ def test_a_part_of_a_shape_before_opset_15() -> None:
     assert sorted(node_types(again)) == ["Shape", "Shape", "Slice", "Slice"]
     found = results(again, {"x": np.zeros((5, 3, 7), np.float32)})
     assert [array.tolist() for array in found] == [[5], [3, 7]]
+
+
+# ---- operators of other domains --------------------------------------------------------------------------------------
+
+
+def with_bias_gelu() -> Module:
+    """A module in which a pass has made an operator of ONNX Runtime."""
+    module = tilewright.load(text("g (float[2, 4] x, float[4] b) => (float[2, 4] y) { a = Add (x, b)  y = Gelu (a) }"))
+    gelu = operation(module, "Gelu")
+    rewriter = Rewriter(module.symbols)
+    fused = rewriter.before(gelu).create("com.microsoft.BiasGelu", [*module.main.inputs])
+    rewriter.replace(gelu, [fused.result])
+    rewriter.erase(operation(module, "Add"))
+    return module
+
+
+def test_other_domains_are_written_as_standard_operators() -> None:
+    again = written(with_bias_gelu())
+    assert {node.domain for node in again.graph.node} == {""}
+    assert [item.domain for item in again.opset_import] == [""]
+    feeds = {"x": np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4), "b": np.ones(4, np.float32)}
+    original = text("g (float[2, 4] x, float[4] b) => (float[2, 4] y) { a = Add (x, b)  y = Gelu (a) }")
+    np.testing.assert_allclose(results(again, feeds)[0], results(original, feeds)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options", [{"target": "onnxruntime"}, {"keep_fused": True}], ids=["onnxruntime", "keep_fused"]
+)
+def test_other_domains_are_written_as_they_are_where_allowed(options: dict[str, object]) -> None:
+    proto = ModelProto.FromString(tilewright.to_bytes(with_bias_gelu(), **options))
+    assert [(node.domain, node.op_type) for node in proto.graph.node] == [("com.microsoft", "BiasGelu")]
+    assert {item.domain: item.version for item in proto.opset_import} == {"": 21, "com.microsoft": 1}
+
+
+def test_what_the_file_had_stays() -> None:
+    proto = text("g (float[2, 4] x, float[4] b) => (float[2, 4] y) { y = com.microsoft.BiasGelu (x, b) }",
+                 more=', "com.microsoft" : 1')  # fmt: skip
+    assert first_difference(proto, tilewright.to_proto(tilewright.load(proto))) is None
