@@ -76,7 +76,8 @@ class Rewriter:
             listener.replaced(old, new)
         if new.name is None:
             new.name = old.name
-            new.info = new.info if new.info is not None else old.info
+            if new.info is None and not old.is_argument:
+                new.info = old.info  # that of an argument is about the interface
         for use in old.uses:
             self.set_operand(use.user, use.position, new)
 
