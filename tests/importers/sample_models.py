@@ -118,6 +118,21 @@ def odd_types() -> ModelProto:
     return proto
 
 
+@sample
+def odd_names() -> ModelProto:
+    """Names and dims that would need quoting elsewhere."""
+    dims = ['a "b" c', "é", "n'1", "2n", "-", "n, m", "floordiv(n, 2)", "%0", "}", "\\n", "f32[2]"]
+    nodes = [
+        helper.make_node("Neg", ['x y"'], ["%0"], name="a\nb"),
+        helper.make_node("Relu", ["%0"], ["é/→"], name='"'),
+    ]
+    proto = model(nodes, [info('x y"', dims)], [info("é/→", dims)])
+    proto.graph.name = "g (x) {"
+    proto.graph.doc_string = 'two\nlines, a tab\t, "quotes", \\ and \x00 nothing'
+    proto.graph.metadata_props.add(key="a b", value="<>")
+    return proto
+
+
 # ---- constants -------------------------------------------------------------------------------------------------------
 
 
