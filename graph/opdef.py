@@ -241,7 +241,6 @@ _Definition = TypeVar("_Definition", bound=type)
 _registry: dict[tuple[str, str, int | None], OpDefinition] = {}
 _by_name: dict[str, OpDefinition] = {}
 _opaque: dict[tuple[str, str], OpaqueDefinition] = {}
-_families_loaded = False
 
 
 def op(
@@ -261,6 +260,8 @@ def op(
 
 def register(definition: OpDefinition) -> OpDefinition:
     """Add a definition. Raises ValueError if its domain, name and version are taken."""
+    if definition.domain.startswith("com.microsoft"):
+        _load(_ONNX_RUNTIME)  # so that a clash shows here, not when that package is needed
     key = (definition.domain, definition.op_type, definition.version)
     if key in _registry:
         raise ValueError(f"the operator {definition.name} is defined already, by {type(_registry[key]).__name__}")
@@ -277,13 +278,13 @@ def unregister(domain: str, name: str) -> None:
 
 def find(domain: str, op_type: str, version: int | None = None) -> OpDefinition | None:
     """The definition of a registered or standard operator; None if there is none."""
-    _load_families()
+    _load(_OLD_FORMS if version is not None else _FAMILIES)
     domain = "" if domain == "ai.onnx" else domain
     definition = _registry.get((domain, op_type, version))
     if definition is None:
         candidate = OpDefinition(domain, op_type, version)
         if candidate.schema is None:
-            return None
+            return find(domain, op_type, version) if _load(_ONNX_RUNTIME) else None
         definition = register(candidate)
     return definition
 
@@ -301,7 +302,7 @@ def opaque(domain: str, op_type: str) -> OpaqueDefinition:
 
 def find_by_name(name: str) -> OpDefinition | None:
     """The definition whose `name` in IR text is `name`: `matmul`, `add.v6`, `ai.onnx.ml.Scaler`."""
-    _load_families()
+    _load(_FAMILIES)
     found = _by_name.get(name)
     if found is not None:
         return found
@@ -314,20 +315,30 @@ def find_by_name(name: str) -> OpDefinition | None:
     from .onnx_schema import standard_names
 
     standard = standard_names().get(name)
-    return find("", standard) if standard else None
+    if standard is None:
+        return find_by_name(name) if _load(_ONNX_RUNTIME) else None
+    return find("", standard)
 
 
 def registered() -> tuple[OpDefinition, ...]:
     """All definitions seen so far, in a fixed order."""
-    _load_families()
+    for package in (_FAMILIES, _OLD_FORMS, _ONNX_RUNTIME):
+        _load(package)
     return tuple(_registry[key] for key in sorted(_registry, key=lambda k: (k[0], k[1], k[2] or 0)))
 
 
-def _load_families() -> None:
-    global _families_loaded
-    if not _families_loaded:
-        _families_loaded = True
-        importlib.import_module(".ops", __package__)
+# Packages of definitions: old forms and ONNX Runtime's operators are loaded when the first of them is asked for.
+_FAMILIES, _OLD_FORMS, _ONNX_RUNTIME = ".ops", ".ops.legacy", ".ops.microsoft"
+_loaded: set[str] = set()
+
+
+def _load(package: str) -> bool:
+    """Import a package of definitions; whether it had not been before."""
+    if package in _loaded:
+        return False
+    _loaded.add(package)
+    importlib.import_module(package, __package__)
+    return True
 
 
 # CamelCase splits badly where a name holds abbreviations; these are how the field writes them.

@@ -1,4 +1,8 @@
-"""The operators, one file per family. Importing this package registers them all; it must stay light (no numerics)."""
+"""The operators, one file per family. Importing this package registers them all; it must stay light (no numerics).
+
+Apart from them, and loaded when first asked for, are `legacy` (old forms of operators) and `microsoft` (operators of
+ONNX Runtime).
+"""
 
 from . import (
     attention,
@@ -8,7 +12,6 @@ from . import (
     generators,
     indexing,
     matmul,
-    microsoft,
     ml,
     movement,
     normalization,
@@ -23,7 +26,7 @@ from . import (
 )
 
 __all__ = [
-    "attention", "control", "convolution", "elementwise", "generators", "indexing", "matmul", "microsoft", "ml",
+    "attention", "control", "convolution", "elementwise", "generators", "indexing", "matmul", "ml",
     "movement", "normalization", "quantize", "recurrent", "reduction", "resample", "sequence", "shape", "strings",
     "structural",
 ]  # fmt: skip

@@ -206,8 +206,8 @@ def test_variants_of_group_query_attention(
 
 def test_biases_of_group_query_attention() -> None:
     for lengths, new, past in (([6, 6], 6, None), ([6, 4], 1, 5)):
-        inputs = grouped(lengths, new, past) + [None, None, None, random(1, 4, new, 6)]
+        inputs = [*grouped(lengths, new, past), None, None, None, random(1, 4, new, 6)]
         check("GroupQueryAttention", inputs, HEADS, [F32] * 3, constants=[6])
         check("GroupQueryAttention", inputs, {**HEADS, "softcap": 2.0}, [F32] * 3, constants=[6])
-        inputs = grouped(lengths, new, past) + [None, None, None, None, random(4)]
+        inputs = [*grouped(lengths, new, past), None, None, None, None, random(4)]
         check("GroupQueryAttention", inputs, HEADS, [F32] * 3, constants=[6])

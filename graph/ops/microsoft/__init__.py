@@ -4,6 +4,21 @@ Types are inferred, and most decompose into standard operators, so that such a f
 other runtimes. A node with inputs or attributes that are not known here is carried through untouched.
 """
 
-from . import activations, attention, convolution, grouped_attention, matmul, normalization
+from . import (
+    activations,
+    attention,
+    blocked,
+    convolution,
+    data,
+    grouped_attention,
+    matmul,
+    normalization,
+    qlinear,
+    quantized,
+    weight_only,
+)
 
-__all__ = ["activations", "attention", "convolution", "grouped_attention", "matmul", "normalization"]
+__all__ = [
+    "activations", "attention", "blocked", "convolution", "data", "grouped_attention", "matmul", "normalization",
+    "qlinear", "quantized", "weight_only",
+]  # fmt: skip

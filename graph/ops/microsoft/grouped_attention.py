@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ... import dtypes, types
-from ...dims import Dim, dim_max
+from ...dims import Dim, dim_max, product
 from ...opdef import Trait, op
 from ..common import (
     SameShape,
@@ -150,7 +150,7 @@ class GroupQueryAttention(MicrosoftOp):
         keys = op.results[1].type if len(op.results) > 1 else None
         if query is None or size is None or not isinstance(keys, types.TensorType) or keys.shape is None:
             return None
-        return query[0] * query[1] * op.attr("num_heads") * keys.shape[2] * (4 * size + 5)
+        return product([*query[:2], op.attr("num_heads"), keys.shape[2], 4 * size + 5])
 
     def parts(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
         query, heads, shared = present(op, 0), op.attr("num_heads"), op.attr("kv_num_heads")
