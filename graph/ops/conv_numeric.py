@@ -1,17 +1,48 @@
-"""The numpy meaning of ConvTranspose (ONNX ConvTranspose-22) for any rank and any number of groups."""
+"""The numpy meaning of Conv and ConvTranspose (ONNX Conv-22, ConvTranspose-22) for any rank and number of groups.
+
+Both go over the places of the kernel, and multiply the matrices of one place at a time: no more memory than the
+result takes twice, and numpy's matrix product does the work.
+"""
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from .numeric import summable
+from .pooling_numeric import number, pads_of
 
 if TYPE_CHECKING:
     from ..core import Operation
     from .convolution import Window
+
+
+def conv(window: Window, groups: int, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """x [n, c, *spatial] and w [m, c / group, *kernel] give [n, m, *places of the window]."""
+    spatial, kernel = x.shape[2:], w.shape[2:]
+    count, channels, outputs = x.shape[0], x.shape[1] // groups, w.shape[0] // groups
+    before, after = pads_of(window, spatial)
+    padded = np.pad(summable(x), [(0, 0), (0, 0), *zip(before, after, strict=True)])
+    filters = summable(w).reshape(groups, outputs, channels, *kernel)
+    places = [number(window.positions(axis, size)) for axis, size in enumerate(spatial)]
+    result = np.zeros((count, groups, outputs, math.prod(places)), np.result_type(padded, filters))
+    for place in itertools.product(*map(range, kernel)):
+        steps = zip(place, window.dilations, window.strides, places, strict=True)
+        source = [slice(k * d, k * d + (size - 1) * stride + 1, stride) for k, d, stride, size in steps]
+        where, weights = cast(Any, (..., *source)), cast(Any, (..., *place))
+        result += _products(filters[weights], padded[where].reshape(count, groups, channels, -1))
+    if bias is not None:
+        result += summable(bias).reshape(groups, outputs, 1)
+    return result.reshape(count, groups * outputs, *places).astype(x.dtype, copy=False)
+
+
+def _products(filters: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """filters [g, o, c] times columns [n, g, c, places]: [n, g, o, places]."""
+    # With one channel a group (depthwise) a product of matrices is many tiny ones.
+    return np.asarray(filters * columns if columns.shape[2] == 1 else filters @ columns)
 
 
 def conv_transpose(op: Operation, window: Window, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
@@ -27,9 +58,10 @@ def conv_transpose(op: Operation, window: Window, x: np.ndarray, w: np.ndarray, 
         for stride, size, span, more in zip(window.strides, spatial, spans, extra, strict=True)
     ]
     result = np.zeros((count, groups, outputs, *full), np.result_type(columns, filters))
+    flat = columns.reshape(count, groups, channels, -1)
     for place in itertools.product(*map(range, kernel)):
         weights: Any = (..., *place)
-        part = np.einsum("ngc...,gco->ngo...", columns, filters[weights])
+        part = _products(filters[weights].swapaxes(1, 2), flat).reshape(count, groups, outputs, *spatial)
         steps = zip(place, window.dilations, window.strides, spatial, strict=True)
         target = [
             slice(k * dilation, k * dilation + (size - 1) * stride + 1, stride) for k, dilation, stride, size in steps

@@ -28,7 +28,7 @@ from .common import (
     shape_of,
     unknown_dims,
 )
-from .conv_numeric import conv_transpose
+from .conv_numeric import conv, conv_transpose
 from .numeric import reduce_max, reduce_mean
 from .pooling_numeric import average_pool, lp_norm, lp_pool, max_pool
 
@@ -141,6 +141,10 @@ class Convolution(TensorOp):
 @op("Conv")
 class Conv(Convolution):
     """Convolution (cross-correlation), with an optional bias per filter."""
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        x, w, bias = (*operands, None)[:3]
+        return conv(Window.of(op, op.attr("kernel_shape") or w.shape[2:]), op.attr("group"), x, w, bias)
 
 
 @op("DeformConv")

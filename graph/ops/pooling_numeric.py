@@ -36,7 +36,7 @@ def average_pool(x: np.ndarray, window: Window, count_padding: bool) -> np.ndarr
     total = _flat(_windows(summable(x), window, 0), x.ndim).sum(axis=-1)
     here = np.ones((1, 1, *x.shape[2:]), np.int64)
     if count_padding:
-        before, after = _pads(window, x.shape[2:])
+        before, after = pads_of(window, x.shape[2:])
         here = np.pad(here, [(0, 0), (0, 0), *zip(before, after, strict=True)], constant_values=1)
         counted = _flat(_windows(here, window, 0, padded=True, of=x.shape[2:]), x.ndim)
     else:
@@ -61,15 +61,18 @@ def _windows(
     """A view [n, c, *positions, *kernel] of x, padded with `fill`. `padded` says that the declared pads are there
     already, `of` then gives the spatial dims without them."""
     spatial = x.shape[2:] if of is None else tuple(of)
-    before, after = _pads(window, spatial)
-    counts = [_number(window.positions(axis, size)) for axis, size in enumerate(spatial)]
-    widths = []
+    before, after = pads_of(window, spatial)
+    counts = [number(window.positions(axis, size)) for axis, size in enumerate(spatial)]
+    spans, widths = [], []
     for axis, size in enumerate(spatial):
-        reach = (counts[axis] - 1) * window.strides[axis] + _number(window.span(axis))
-        missing = max(reach - (size + before[axis] + after[axis]), 0)
+        span, there = number(window.span(axis)), size + before[axis] + after[axis]
+        if counts[axis] == 1 and span > there:
+            # Some exports pool "everything" with a window of thousands of elements: only what meets the operand counts.
+            span = (there - 1) // window.dilations[axis] * window.dilations[axis] + 1
+        missing = max((counts[axis] - 1) * window.strides[axis] + span - there, 0)
         widths.append((0, missing) if padded else (before[axis], after[axis] + missing))
+        spans.append(span)
     wide = np.pad(x, [(0, 0), (0, 0), *widths], constant_values=fill)
-    spans = tuple(_number(window.span(axis)) for axis in range(len(spatial)))
     views = np.lib.stride_tricks.sliding_window_view(wide, spans, tuple(range(2, x.ndim)))
     steps = [
         slice(0, max((count - 1) * stride + 1, 0), stride) for count, stride in zip(counts, window.strides, strict=True)
@@ -83,21 +86,21 @@ def _flat(windows: np.ndarray, rank: int) -> np.ndarray:
     return windows.reshape(*windows.shape[:rank], -1)
 
 
-def _pads(window: Window, spatial: Sequence[int]) -> tuple[list[int], list[int]]:
+def pads_of(window: Window, spatial: Sequence[int]) -> tuple[list[int], list[int]]:
     """Elements before and after each spatial dim; SAME_* takes what the positions need, an odd one after or before."""
     if not window.auto_pad.startswith("SAME"):
         return list(window.before), list(window.after)
     before, after = [], []
     for axis, size in enumerate(spatial):
         count = -(-size // window.strides[axis])
-        total = max((count - 1) * window.strides[axis] + _number(window.span(axis)) - size, 0)
+        total = max((count - 1) * window.strides[axis] + number(window.span(axis)) - size, 0)
         smaller = total // 2
         before.append(smaller if window.auto_pad == "SAME_UPPER" else total - smaller)
         after.append(total - before[-1])
     return before, after
 
 
-def _number(dim: Dim) -> int:
+def number(dim: Dim) -> int:
     """A dim of a window over an array, where none is symbolic."""
     assert isinstance(dim, int)
     return dim

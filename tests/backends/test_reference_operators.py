@@ -345,7 +345,7 @@ def arithmetic(r: Random) -> Iterator[Case]:
         a, b = r(3, 2) if transposed["transA"] else r(2, 3), r(4, 3) if transposed["transB"] else r(3, 4)
         yield Case("Gemm", [a, b, r(4)], {**transposed, "alpha": 0.5, "beta": 2.0})
         yield Case("Gemm", [a, b], transposed)
-    for shapes in (((3,), (3,)), ((2, 3, 4), (4,)), ((5, 1, 2, 3), (4, 3, 2)), ((2, 0), (0, 3))):
+    for shapes in (((3,), (3,)), ((2, 3, 0), (0, 4)), ((2, 3, 4), (4,)), ((5, 1, 2, 3), (4, 3, 2)), ((2, 0), (0, 3))):
         yield Case("MatMul", [r(*shape) for shape in shapes])
 
 
