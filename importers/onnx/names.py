@@ -1,6 +1,8 @@
-"""Names for values and nodes: those of the file stay, new ones follow from hints, and nothing ever collides.
+"""Names for values and nodes: those of the file stay, new ones are short, and nothing ever collides.
 
-ONNX wants the names of all values visible at one place to differ; sibling subgraphs may use the same ones.
+ONNX wants the names of all values visible at one place to differ; sibling subgraphs may use the same ones. A name that
+is made up stands in the file at least twice, and with it a small model must not become larger than it was: what a
+tensor stems from is told by the name of its node.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from collections.abc import Iterable
 
 from ...graph.core import Block, Operation, Value
 from ...graph.location import Location, NodeLocation
-from ...graph.opdef import mnemonic
 
 
 class NameScope:
@@ -68,8 +69,10 @@ class NameTable:
             scope.given.add(name)
             return name
         name = value.name
-        if not name or not scope.is_free(name):
-            name = self.fresh(name or _hint(value))
+        if not name:
+            name = self.numbered(_letter(value))
+        elif not scope.is_free(name):
+            name = self.fresh(name)
         self.set(value, name, scope)
         return name
 
@@ -82,6 +85,15 @@ class NameTable:
             name = f"{hint}_{number}"
         self._known.add(name)
         return name
+
+    def numbered(self, letter: str) -> str:
+        """A name that occurs nowhere: `letter` and a number."""
+        while True:
+            number = self._counters[letter] = self._counters.get(letter, 0) + 1
+            name = f"{letter}{number}"
+            if name not in self._known:
+                self._known.add(name)
+                return name
 
     # ---- nodes ---------------------------------------------------------------------------------------------------
 
@@ -107,24 +119,6 @@ class NameTable:
         return unique
 
 
-def _hint(value: Value) -> str:
-    """What to call a value without a name, as the torch exporter does: `<node>_output_0`."""
-    producer = value.producer
-    if producer is None:
-        return f"input_{value.index}"
-    if producer.name == "const":
-        use = next(iter(value.uses), None)
-        if use is None:
-            return "constant"
-        user, index = use
-        return f"{_node_hint(user)}_{_parameter_name(user, index)}"
-    return f"{_node_hint(producer)}_output_{value.index}"
-
-
-def _node_hint(op: Operation) -> str:
-    return op.location.name or (mnemonic(op.op_type) if op.domain == "" else op.op_type)
-
-
-def _parameter_name(op: Operation, index: int) -> str:
-    parameters = op.definition.parameters
-    return parameters[min(index, len(parameters) - 1)].name if parameters else "constant"
+def _letter(value: Value) -> str:
+    """What the name of a value begins with that has none: constant or tensor."""
+    return "c" if value.producer is not None and value.producer.name == "const" else "t"
