@@ -193,7 +193,7 @@ def test_an_attribute_that_became_an_input() -> None:
     proto = text("g (float[1, 2] x) => (float[2] y) { y = Squeeze <axes = [0]> (x) }", opset=11)
     proto.graph.node[0].name = "sq"
     again = written(tilewright.load(proto), opset=13)
-    assert list(again.graph.node[0].input) == ["x", "sq_axes"]
+    assert list(again.graph.node[0].input) == ["x", "c1"]
     assert numpy_helper.to_array(again.graph.initializer[0]).tolist() == [0]
 
 
@@ -221,7 +221,7 @@ def test_new_constants_of_an_old_file(ir_version: int) -> None:
     rewriter = Rewriter(module.symbols)
     rewriter.replace(neg, [rewriter.before(neg).mul(neg.operands[0], -1.0)])
     again = written(module)
-    expected = ["x", "w", "mul_B"] if ir_version == 3 else ["x", "w"]
+    expected = ["x", "w", "c1"] if ir_version == 3 else ["x", "w"]
     assert [value.name for value in again.graph.input] == expected
     assert again.ir_version == ir_version
 
