@@ -437,11 +437,11 @@ class Region:
         """
         stack = [iter(self.block)]
         while stack:
-            operation = next(stack[-1], None)
-            if operation is None:
+            for operation in stack[-1]:
+                yield operation
+                # An operation erased by whoever walks has no living regions either.
+                if operation.regions and operation.parent is not None:
+                    stack.extend(iter(region.block) for region in reversed(operation.regions.values()))
+                    break
+            else:
                 stack.pop()
-                continue
-            yield operation
-            # An operation erased by whoever walks has no living regions either.
-            if operation.parent is not None:
-                stack.extend(iter(region.block) for region in reversed(operation.regions.values()))

@@ -29,11 +29,15 @@ def is_removable(op: Operation) -> bool:
     """Whether `op` can go once nobody uses its results: it has no effect, and neither has anything in its regions."""
     if op.parent is None or not _is_free_of_effects(op):
         return False
+    if not op.regions:
+        return True
     nested = (each for region in op.regions.values() for each in region.walk())
     return all(each.is_terminator or _is_free_of_effects(each) for each in nested)
 
 
 def is_unused(op: Operation) -> bool:
+    if len(op.results) == 1:  # nearly always, and drivers ask this all the time
+        return not op.results[0]._uses
     return not any(result._uses for result in op.results)
 
 

@@ -77,9 +77,13 @@ class Driver(RewriteListener):
         self.changed = False
 
     def run(self) -> bool:
+        count = 0
         for op in self.module.walk():
-            self._enqueue(op)
-        budget = BUDGET_PER_OPERATION * len(self.queue) + BUDGET_FLOOR
+            count += 1
+            # Most operations are the root of no rule here.
+            if self._candidates(op) or is_trivially_dead(op):
+                self._enqueue(op)
+        budget = BUDGET_PER_OPERATION * count + BUDGET_FLOOR
         applied = 0
         while self.queue:
             op = self.queue.popleft()

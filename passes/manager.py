@@ -1,6 +1,9 @@
 """Runs pipelines: in order, verified at level borders, timed, traced; says what failed and how to run it again.
 
 PassManager.parse("import-cleanup,fold,repeat(max=4){cse,dce}").run(module)
+
+A pass that found nothing to do is not run again before another pass has changed something: the last round of a repeat,
+and a cleanup that stands in a pipeline twice, cost little.
 """
 
 from __future__ import annotations
@@ -102,6 +105,8 @@ class _Run:
         self.unverified = True
         self.logged = len(context.log.diagnostics)
         self.path: tuple[str, ...] = ()  # the repeats under way
+        self.revision = 0  # goes up with every change to the module
+        self.nothing_to_do: dict[Pass, int] = {}  # the revision at which a pass changed nothing
 
     def run(self) -> PipelineReport:
         started = time.perf_counter()
@@ -152,7 +157,7 @@ class _Run:
 
     def _run_pass(self, step: Pass, round: int) -> bool:
         context, module = self.context, self.module
-        if not is_allowed(step.exactness, context.exactness):
+        if not is_allowed(step.exactness, context.exactness) or self.nothing_to_do.get(step) == self.revision:
             return False
         self._check_level(step)
         context.current_pass = step.name
@@ -203,6 +208,10 @@ class _Run:
         if changed:
             self.operations = count_operations(self.module)
             self.unverified = True
+        if changed or border:
+            self.revision += 1
+        else:
+            self.nothing_to_do[step] = self.revision
         if self.unverified and (border or self.manager.verify_each):
             self._verify(f"after {step.name}")
         for instrument in self.manager.instruments:

@@ -253,6 +253,19 @@ def test_a_repeat_ends_when_nothing_changes() -> None:
     assert not report.diagnostics
 
 
+def test_a_pass_that_found_nothing_to_do_waits_for_a_change() -> None:
+    report = PassManager.parse("dce,dce,repeat{dce,remove-identity,cse}").run(module())
+    assert [(row.name, row.changed) for row in report.rows] == [
+        ("dce", False), ("remove-identity", True), ("cse", True),
+        ("dce", False), ("remove-identity", False), ("cse", False),
+    ]  # fmt: skip
+
+
+def test_passes_with_other_options_are_other_passes() -> None:
+    report = PassManager([WithOptions(flag=True), WithOptions(), WithOptions(flag=True)]).run(module())
+    assert [row.text for row in report.rows] == ["with-options{flag=true}", "with-options"]
+
+
 def test_a_repeat_inside_a_repeat_tells_it_whether_anything_changed() -> None:
     report = PassManager.parse("repeat{repeat(max=1){dce}}").run(module())
     assert [(row.name, row.path) for row in report.rows] == [
@@ -366,14 +379,14 @@ def test_a_pass_that_lies_about_changing_is_caught() -> None:
 
 def test_times_and_statistics_are_readable() -> None:
     context = PassContext()
-    report = PassManager.parse("cse,repeat(max=2){cse,dce},later").run(module(), context)
+    report = PassManager.parse("remove-identity,repeat(max=2){cse,dce},later").run(module(), context)
     tree = timing_tree(report).splitlines()
     assert tree[0].endswith("pipeline")
     assert [line.split("%")[1][2:] for line in tree] == [
         "pipeline",
-        "  cse",
+        "  remove-identity",
         "  repeat(max=2){cse,dce}",
-        "    cse",
+        "    cse x 2",
         "    dce",
         "  later",
         "  checks and bookkeeping",
