@@ -1,8 +1,8 @@
 """Linear operators with constant weights (Conv, ConvTranspose, Gemm, MatMul) as one form that passes fold into.
 
 A *linear* operation here is y = W x + bias, per output channel, with a constant W. `Linear` reads one, scales its
-output or input channels, shifts its output, and builds the changed operation. Arithmetic on weights is done in
-float64 and rounded once.
+output or input channels, shifts its output, and builds the changed operation. Arithmetic is done in float64; weights
+are rounded once, in small blocks, and read only if they change: they may be most of a large model.
 """
 
 from __future__ import annotations
@@ -13,36 +13,49 @@ import numpy as np
 
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
-from ..graph.dtypes import DType
+from ..graph.data import TensorData, UnresolvedData
 from ..graph.types import TensorType
 from .rules import Match, Mismatch
 
 LINEAR = ("conv", "conv_transpose", "gemm", "matmul")
 
 
+def scaled(weight: np.ndarray, factor: np.ndarray | float) -> np.ndarray:
+    """`weight * factor` in the dtype and shape of `weight`, computed in float64 without a copy of that size."""
+    result = np.empty_like(weight)
+    # numpy converts a few thousand elements at a time, on their way in and out.
+    np.multiply(weight, factor, out=result, dtype=np.float64, casting="unsafe")
+    return result
+
+
 @dataclass
 class Linear:
-    """One linear operation: `weight` and `bias` in float64, with the axes of `weight` that hold channels.
+    """One linear operation: its constant weight, and its bias in float64.
 
-    `channels` is the number of output channels, `groups` that of a convolution. `channel_axis` is the axis of the
-    result that holds them, counted from the front.
+    `changed` is the new weight, in the dtype of the old one; None while that may stay. `channels` is the number of
+    output channels, `groups` that of a convolution. `channel_axis` is the axis of the result that holds them, counted
+    from the front.
     """
 
     op: Operation
-    dtype: DType
-    weight: np.ndarray
+    data: TensorData
     bias: np.ndarray
     channels: int
     groups: int
     channel_axis: int
+    changed: np.ndarray | None = None
 
     @property
     def is_convolution(self) -> bool:
         return self.op.name in ("conv", "conv_transpose")
 
+    @property
+    def weight(self) -> np.ndarray:
+        return self.data.numpy() if self.changed is None else self.changed
+
     def scale_outputs(self, scale: np.ndarray) -> None:
         """Multiply output channel c by scale[c]."""
-        self.weight = self.weight * self._along_outputs(scale)
+        self.changed = scaled(self.weight, self._along_outputs(scale))
         self.bias = self.bias * scale
 
     def shift_outputs(self, shift: np.ndarray) -> None:
@@ -51,25 +64,27 @@ class Linear:
 
     def transform_inputs(self, scale: np.ndarray, shift: np.ndarray) -> None:
         """Apply x[c] -> scale[c] * x[c] + shift[c] to the input channels first (Conv and Gemm, without padding)."""
+        weight = self.weight
         if self.op.name == "conv":
-            per_group = self.weight.shape[1]
-            filters = self.weight.reshape(self.groups, -1, *self.weight.shape[1:])
-            lined_up = (self.groups, 1, per_group) + (1,) * (self.weight.ndim - 2)
-            moved = (filters * shift.reshape(lined_up)).reshape(self.channels, -1).sum(axis=1)
-            self.weight = (filters * scale.reshape(lined_up)).reshape(self.weight.shape)
+            filters = weight.reshape(self.groups, -1, *weight.shape[1:])
+            flat = filters.reshape(*filters.shape[:3], -1)
+            moved = _float64_sum("goik,gi->go", flat, shift.reshape(self.groups, -1)).reshape(-1)
+            lined_up = scale.reshape(self.groups, 1, -1, *(1,) * (weight.ndim - 2))
+            self.changed = scaled(filters, lined_up).reshape(weight.shape)
         else:
-            columns = self.weight.T if self.op.attr("transB", 0) else self.weight
-            moved = shift @ columns * float(self.op.attr("alpha", 1.0))
-            scaled = columns * scale[:, None]
-            self.weight = scaled.T if self.op.attr("transB", 0) else scaled
+            transposed = self.op.attr("transB", 0)
+            moved = _float64_sum("oi,i->o" if transposed else "io,i->o", weight, shift)
+            moved *= float(self.op.attr("alpha", 1.0))
+            self.changed = scaled(weight, scale if transposed else scale[:, None])
         self.bias = self.bias + moved
 
     def build(self, b: OpBuilder) -> Value:
         """The changed operation."""
-        op = self.op
-        x = op.operands[0]
-        weight = b.const(self.weight.astype(self.dtype.numpy), self.dtype)
-        bias = b.const(self.bias.astype(self.dtype.numpy), self.dtype)
+        op, dtype = self.op, self.data.dtype
+        x, weight = op.operands[:2]
+        if self.changed is not None:
+            weight = b.const(self.changed, dtype)
+        bias = b.const(self.bias.astype(dtype.numpy), dtype)
         if op.name == "matmul":
             return b.create("gemm", [x, weight, bias]).result
         attributes = {name: value for name, value in op.attributes.items() if name != "beta"}
@@ -78,11 +93,11 @@ class Linear:
     def _along_outputs(self, scale: np.ndarray) -> np.ndarray:
         """`scale` shaped so that it multiplies the output channels of `weight`."""
         if self.op.name == "conv":
-            return scale.reshape((-1,) + (1,) * (self.weight.ndim - 1))
+            return scale.reshape((-1,) + (1,) * (len(self.data.shape) - 1))
         if self.op.name == "conv_transpose":
             # [C_in, C_out / groups, ...]: input channel i belongs to group i // (C_in / groups).
-            grouped = np.repeat(scale.reshape(self.groups, -1), self.weight.shape[0] // self.groups, axis=0)
-            return grouped.reshape(grouped.shape + (1,) * (self.weight.ndim - 2))
+            grouped = np.repeat(scale.reshape(self.groups, -1), self.data.shape[0] // self.groups, axis=0)
+            return grouped.reshape(grouped.shape + (1,) * (len(self.data.shape) - 2))
         return scale[:, None] if self.op.attr("transB", 0) else scale
 
 
@@ -94,8 +109,8 @@ def read_linear(m: Match, op: Operation) -> Linear | Mismatch:
     weight_value = op.operands[1]
     data = m.data(weight_value)
     result = op.results[0].type
-    if data is None or weight_value is None:
-        return m.fail("the weight is not a constant", op)
+    if data is None or weight_value is None or isinstance(data, UnresolvedData):
+        return m.fail("the weight is not a constant, or not loaded", op)
     if weight_value.use_count != 1:
         return m.fail("the weight has other users", weight_value)
     if not data.dtype.is_float:
@@ -104,13 +119,18 @@ def read_linear(m: Match, op: Operation) -> Linear | Mismatch:
         return m.fail("the rank is not known", op)
     if op.name == "matmul" and not (result.rank == 2 and len(data.shape) == 2):
         return m.fail("only a product of two matrices can take a bias", op)
-    weight = data.numpy().astype(np.float64)
     groups = int(op.attr("group", 1))
     channels = _channels(op, data.shape, groups)
     bias = _bias(m, op, channels)
     if isinstance(bias, Mismatch):
         return bias
-    return Linear(op, data.dtype, weight, bias, channels, groups, 1)
+    return Linear(op, data, bias, channels, groups, 1)
+
+
+def _float64_sum(subscripts: str, weight: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """The einsum of two arrays, computed in float64."""
+    result: np.ndarray = np.einsum(subscripts, weight, vector, dtype=np.float64, casting="unsafe")
+    return result
 
 
 def _channels(op: Operation, shape: tuple[int, ...], groups: int) -> int:
@@ -126,8 +146,8 @@ def _bias(m: Match, op: Operation, channels: int) -> np.ndarray | Mismatch:
     if value is None:
         return np.zeros(channels)
     data = m.data(value)
-    if data is None:
-        return m.fail("the bias is not a constant", value)
+    if data is None or isinstance(data, UnresolvedData):
+        return m.fail("the bias is not a constant, or not loaded", value)
     bias = data.numpy().astype(np.float64)
     if op.name == "gemm":
         if bias.ndim == 2 and bias.shape[0] != 1:

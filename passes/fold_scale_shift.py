@@ -15,7 +15,8 @@ import numpy as np
 
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
-from .affine import LINEAR, Linear, per_channel, read_linear
+from ..graph.data import UnresolvedData
+from .affine import LINEAR, Linear, per_channel, read_linear, scaled
 from .base import RulePass
 from .pattern import PatternBuilder, PatternValue
 from .proofs import same_tensor_type
@@ -90,36 +91,37 @@ class NumberBehindMovement(OpRule):
     def build(self, b: OpBuilder, m: Match) -> Value:
         found = _scaled_product(m)
         assert not isinstance(found, Mismatch)
-        tensor, number, targets = found
+        tensor, factor, targets = found
         for op, index in targets:
             operand = op.operands[index]
             data = m.data(operand)
             assert data is not None
-            scaled = data.numpy().astype(np.float64)
-            scaled = (scaled / number if m.root.name == "div" else scaled * number).astype(data.dtype.numpy)
-            m.rewriter.set_operand(op, index, m.rewriter.before(op).const(scaled, data.dtype))
+            weight = m.rewriter.before(op).const(scaled(data.numpy(), factor), data.dtype)
+            m.rewriter.set_operand(op, index, weight)
         return tensor
 
 
 def _scaled_product(m: Match) -> tuple[Value, float, list[tuple[Operation, int]]] | Mismatch:
-    """The tensor that is scaled, the number, and the constant operands that can be scaled instead."""
+    """The tensor that is scaled, the factor, and the constant operands that can be scaled instead."""
     left, right = m.root.operands
     number_side = 1 if m.root.name == "div" or m.scalar(right) is not None else 0
-    tensor, factor = (left, right) if number_side == 1 else (right, left)
-    number = m.scalar(factor)
-    if tensor is None or number is None:
+    tensor, number = (left, right) if number_side == 1 else (right, left)
+    factor = m.scalar(number)
+    if tensor is None or factor is None:
         return m.fail("it does not scale by one number", m.root)
     if not same_tensor_type(tensor.type, m.value.type):
         return m.fail("the number widens the tensor", m.root)
-    if not np.isfinite(number) or (m.root.name == "div" and number == 0):
-        return m.fail(f"scaling weights by {number} is not scaling results by it", m.root)
+    if m.root.name == "div":
+        factor = 1.0 / factor if factor and np.isfinite(factor) else np.nan
+    if not np.isfinite(factor):
+        return m.fail(f"scaling weights by {factor} is not scaling results by it", m.root)
     current: Value | None = tensor
     while current is not None and current.producer is not None and current.producer.name in _MOVEMENT:
         if current.use_count != 1:
             return m.fail("the tensor has other users", current)
         current = current.producer.operands[0]
     targets = _scalable_operands(m, current)
-    return targets if isinstance(targets, Mismatch) else (tensor, float(number), targets)
+    return targets if isinstance(targets, Mismatch) else (tensor, float(factor), targets)
 
 
 def _scalable_operands(m: Match, product: Value | None) -> list[tuple[Operation, int]] | Mismatch:
@@ -143,17 +145,16 @@ def _scalable_operands(m: Match, product: Value | None) -> list[tuple[Operation,
     for target, index in targets:
         operand = target.operands[index]
         data = m.data(operand)
-        if data is None or operand is None or not data.dtype.is_float:
+        if data is None or operand is None or not data.dtype.is_float or isinstance(data, UnresolvedData):
             return m.fail("a weight or bias is not a constant", target)
         if operand.use_count != 1 and data.numpy().any():
             return m.fail("a weight or bias has other users", operand)
     # Zeros stay zeros, so that many layers can go on sharing them.
-    return [(target, index) for target, index in targets if _has_nonzero(m, target.operands[index])]
+    return [(target, index) for target, index in targets if _is_private(target.operands[index])]
 
 
-def _has_nonzero(m: Match, value: Value | None) -> bool:
-    data = m.data(value)
-    return data is not None and bool(data.numpy().any())
+def _is_private(value: Value | None) -> bool:
+    return value is not None and value.use_count == 1
 
 
 def _read(m: Match) -> tuple[Linear, np.ndarray] | Mismatch:
