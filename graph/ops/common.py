@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from .. import dtypes, types
+from ..core import AttributeReference
 from ..diagnostics import TypeInferenceError
 from ..dims import Dim, bounds, product, prove_equal
 from ..opdef import OpDefinition
 from ..types import TensorType, Type
 
 if TYPE_CHECKING:
-    from ..core import Operation
+    from ..builder import OpBuilder
+    from ..core import Operation, Value
     from ..dtypes import DType
     from ..infer import InferenceContext, SymbolicArray
 
@@ -45,6 +47,22 @@ class SameShape(TensorOp):
 
     def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
         return shape_of(op, 0)
+
+
+class WithParts(OpDefinition):
+    """An operator for which there is a shorter decomposition than its function body in the standard."""
+
+    def parts(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
+        """The results made of simpler operations; None where what that depends on (a rank, say) is not known.
+
+        Attributes are values here, never references.
+        """
+        raise NotImplementedError(type(self).__name__)
+
+    def decompose(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
+        unresolved = any(isinstance(value, AttributeReference) for value in op.attributes.values())
+        found = None if unresolved else self.parts(op, builder)
+        return super().decompose(op, builder) if found is None else found
 
 
 def error(code: str, message: str, *notes: str) -> TypeInferenceError:

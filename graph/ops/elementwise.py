@@ -17,8 +17,10 @@ from .. import dtypes
 from ..dims import Dim, prove_equal
 from ..opdef import Trait, op, register
 from . import values
+from .activation_parts import gelu_parts, hard_swish_parts, mish_parts, swiglu_parts, swish_parts
 from .common import (
     TensorOp,
+    WithParts,
     broadcast,
     dtype_attribute,
     dtype_of,
@@ -36,11 +38,13 @@ from .numeric import NUMERIC, cast, check_same_dtype, clip, modulo
 from .scalar import Body, count_operations
 
 if TYPE_CHECKING:
-    from ..core import Operation
+    from ..builder import OpBuilder
+    from ..core import Operation, Value
     from ..dtypes import DType
     from ..infer import InferenceContext, SymbolicArray
 
 Known = Callable[..., Any]
+Parts = Callable[["Operation", "OpBuilder"], "Sequence[Value] | None"]
 
 
 class Elementwise(TensorOp):
@@ -97,6 +101,7 @@ def _row(
     known: Known | None = None,
     attributes: tuple[str, ...] = (),
     dtype: DType | None = None,
+    parts: Parts | None = None,
 ) -> None:
     facts = {
         "traits": frozenset(traits | {Trait.ELEMENTWISE}),
@@ -106,7 +111,9 @@ def _row(
         "dtype": dtype,
         "__doc__": None,
     }
-    register(type(name, (Elementwise,), facts)("", name))
+    if parts is not None:
+        facts["parts"] = staticmethod(parts)
+    register(type(name, (Elementwise,) if parts is None else (WithParts, Elementwise), facts)("", name))
 
 
 def unary(
@@ -116,9 +123,10 @@ def unary(
     *,
     attributes: tuple[str, ...] = (),
     dtype: DType | None = None,
+    parts: Parts | None = None,
 ) -> None:
-    """A row for one operand. `dtype` is the result's where it is not the operand's."""
-    _row(name, body, set(), known, attributes, dtype)
+    """A row for one operand. `dtype` is the result's where it is not the operand's; for `parts` see `WithParts`."""
+    _row(name, body, set(), known, attributes, dtype, parts)
 
 
 def binary(
@@ -240,12 +248,12 @@ unary("Celu", celu, attributes=("alpha",))
 unary("Selu", selu, attributes=("alpha", "gamma"))
 unary("Sigmoid", sigmoid)
 unary("HardSigmoid", hard_sigmoid, attributes=("alpha", "beta"))
-unary("HardSwish", lambda s, x: s.mul(x, hard_sigmoid(s, x, 1 / 6, 0.5)))
+unary("HardSwish", lambda s, x: s.mul(x, hard_sigmoid(s, x, 1 / 6, 0.5)), parts=hard_swish_parts)
 unary("Softplus", softplus)
 unary("Softsign", lambda s, x: s.div(x, s.add(1, s.abs(x))))
-unary("Mish", lambda s, x: s.mul(x, s.tanh(softplus(s, x))))
-unary("Gelu", gelu, attributes=("approximate",))
-unary("Swish", swish, attributes=("alpha",))
+unary("Mish", lambda s, x: s.mul(x, s.tanh(softplus(s, x))), parts=mish_parts)
+unary("Gelu", gelu, attributes=("approximate",), parts=gelu_parts)
+unary("Swish", swish, attributes=("alpha",), parts=swish_parts)
 unary("Shrink", shrink, attributes=("bias", "lambd"))
 unary("Not", lambda s, x: s.logical_not(x), lambda x: not x)
 unary("BitwiseNot", lambda s, x: s.bit_not(x))
@@ -416,11 +424,14 @@ class PRelu(Elementwise):
 
 
 @op("SwiGLU")
-class SwiGLU(Elementwise):
+class SwiGLU(WithParts, Elementwise):
     """Swish of the gate times the linear operand; both have one shape (no broadcasting)."""
 
     body = staticmethod(lambda s, gate, linear, alpha: s.mul(swish(s, gate, alpha), linear))
     body_attributes = ("alpha",)
+
+    def parts(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
+        return swiglu_parts(op, builder)
 
     def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
         gate, linear = shape_of(op, 0), shape_of(op, 1)

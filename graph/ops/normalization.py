@@ -14,6 +14,7 @@ from ..opdef import OpDefinition, Trait, op
 from ..types import TensorType, Type
 from .common import (
     SameShape,
+    WithParts,
     dtype_attribute,
     dtype_of,
     error,
@@ -25,11 +26,19 @@ from .common import (
     tensor_of,
     times,
 )
+from .normalization_parts import (
+    group_norm_parts,
+    layer_norm_parts,
+    normalized_by_root_mean_square,
+    rms_norm_parts,
+    standardized,
+)
 from .numeric import summable
 from .pooling_numeric import lp_norm
 
 if TYPE_CHECKING:
-    from ..core import Operation
+    from ..builder import OpBuilder
+    from ..core import Operation, Value
     from ..dtypes import DType
     from ..infer import InferenceContext
 
@@ -125,7 +134,7 @@ class InstanceNormalization(Normalization):
 
 
 @op("GroupNormalization")
-class GroupNormalization(InstanceNormalization):
+class GroupNormalization(WithParts, InstanceNormalization):
     """Wu and He 2018 (arXiv 1803.08494): statistics of groups of channels; scale and bias per channel."""
 
     def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
@@ -133,6 +142,9 @@ class GroupNormalization(InstanceNormalization):
         if shape is not None and len(shape) > 1 and isinstance(shape[1], int) and shape[1] % groups:
             raise error("shape/divisible", f"group_normalization has {shape[1]} channels for {groups} groups")
         return super().result_shape(op, context)
+
+    def parts(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
+        return group_norm_parts(op, builder)
 
 
 def _check_per_channel(op: Operation, indices: Sequence[int], context: InferenceContext) -> None:
@@ -179,7 +191,7 @@ class BatchNormalization(Normalization):
 
 
 @op("LayerNormalization")
-class LayerNormalization(OpDefinition):
+class LayerNormalization(WithParts):
     """Ba et al. 2016 (arXiv 1607.06450) over the axes from `axis` on; mean and inverse deviation on demand."""
 
     traits = frozenset({Trait.REDUCTION})
@@ -188,7 +200,7 @@ class LayerNormalization(OpDefinition):
         x = tensor_of(op, 0)
         if x is None:
             return [types.UNKNOWN] * len(op.results)
-        stash = dtype_attribute(op, "stash_type", dtypes.f32) or dtypes.f32
+        stash = _stash(op)
         if x.shape is None:
             return [x, types.tensor(stash, None), types.tensor(stash, None)]
         axis = normalize_axis(op.attr("axis", -1), len(x.shape), op)
@@ -199,13 +211,33 @@ class LayerNormalization(OpDefinition):
         x = tensor_of(op, 0)
         return None if x is None else times(8, x.elements)
 
+    def parts(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
+        return layer_norm_parts(op, builder)
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        x, scale, bias = (*operands, None)[:3]
+        results = standardized(x, scale, bias, op.attr("axis"), op.attr("epsilon"), _stash(op))
+        return results[: len(op.results)] if len(op.results) > 1 else results[0]
+
 
 @op("RMSNormalization")
-class RMSNormalization(AlongAxis):
+class RMSNormalization(WithParts, AlongAxis):
     """Zhang and Sennrich 2019 (arXiv 1910.07467): x over its root mean square, times the scale."""
 
     def result_dtype(self, op: Operation) -> DType | None:
         return dtype_of(op, 1)
+
+    def parts(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
+        return rms_norm_parts(op, builder)
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        x, scale = operands
+        return normalized_by_root_mean_square(x, scale, op.attr("axis"), op.attr("epsilon"), _stash(op))
+
+
+def _stash(op: Operation) -> DType:
+    """The type that a normalization computes in."""
+    return dtype_attribute(op, "stash_type", dtypes.f32) or dtypes.f32
 
 
 @op("Dropout")
