@@ -32,9 +32,9 @@ def newest_opsets() -> dict[str, int]:
 
 @cache
 def _is_foreign(domain: str, op_type: str) -> bool:
-    """Whether the operator, of a standard domain, is one that ONNX does not define but we do."""
-    definition = opdef.find(domain, op_type)
-    return definition is not None and definition.schema is None and not definition.is_terminator
+    """Whether there is a form of the operator, of a standard domain, that ONNX does not define but we do."""
+    forms = (opdef.find(domain, op_type), opdef.find(domain, op_type, 1))
+    return any(form is not None and form.schema is None and not form.is_terminator for form in forms)
 
 
 @cache

@@ -99,3 +99,40 @@ def test_the_cases_hold_the_operators_that_matter(file_of: FileOf) -> None:
         "SimplifiedLayerNormalization", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "MatMulIntegerToFloat", "QGemm",
         "QLinearAdd", "QLinearMul", "QLinearSigmoid", "QLinearConv", "QLinearConcat", "QLinearAveragePool",
     } <= ours  # fmt: skip
+
+
+def test_layer_normalization_before_the_standard_has_it() -> None:
+    """ONNX Runtime writes it into models of any opset. It stays as it is until the opset is raised."""
+    rng = np.random.default_rng(0)
+    x, scale, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 8), 8, 8))
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("LayerNormalization", ["x", "s", "b"], ["y"], epsilon=1e-3, axis=-1)], "g",
+        [onnx.helper.make_tensor_value_info("x", 1, x.shape)], [onnx.helper.make_tensor_value_info("y", 1, x.shape)],
+        [onnx.numpy_helper.from_array(scale, "s"), onnx.numpy_helper.from_array(bias, "b")],
+    )  # fmt: skip
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 12)], ir_version=7)
+    encoded = model.SerializeToString()
+    wanted = run(encoded, {"x": x})
+    module = tilewright.load(encoded)
+    (found,) = tilewright.compile(module, target="reference").run({"x": x}).values()
+    close(found, wanted, 1e-5)
+    assert first_difference(model, onnx.ModelProto.FromString(tilewright.to_bytes(module))) is None
+    assert str(tilewright.parse(str(module), weights=module)) == str(module)
+    optimized = tilewright.optimize(module).module
+    close(run(tilewright.to_bytes(optimized), {"x": x}), wanted, 1e-5)
+    raised = onnx.ModelProto.FromString(tilewright.to_bytes(optimized, opset=17))
+    assert [node.op_type for node in raised.graph.node] == ["LayerNormalization"]
+    onnx.checker.check_model(raised, full_check=True)
+    lowered = onnx.ModelProto.FromString(tilewright.to_bytes(tilewright.load(raised.SerializeToString()), opset=13))
+    assert "LayerNormalization" not in {node.op_type for node in lowered.graph.node}
+
+
+@pytest.mark.parametrize("name", ["MemcpyFromHost", "MemcpyToHost"])
+def test_copies_between_devices(name: str) -> None:
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node(name, ["x"], ["y"])], "g", [onnx.helper.make_tensor_value_info("x", 1, ["n", 2])],
+        [onnx.helper.make_tensor_value_info("y", 1, ["n", 2])],
+    )  # fmt: skip
+    module = tilewright.load(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))
+    x = np.ones((3, 2), np.float32)
+    assert (tilewright.compile(module, target="reference").run({"x": x})["y"] == x).all()

@@ -175,6 +175,19 @@ def _sampled(image: np.ndarray, rows: np.ndarray, columns: np.ndarray, mode: str
     return np.where(inside, upper * (1 - down) + lower * down, outside).astype(image.dtype)
 
 
+@op("MemcpyFromHost")
+@op("MemcpyToHost")
+class Memcpy(MicrosoftOp, SameShape):
+    """The same, in the memory of another device. ONNX Runtime puts these into the standard's own domain."""
+
+    inputs = ("X",)
+    outputs = ("Y",)
+    traits = frozenset({Trait.ELEMENTWISE, Trait.INJECTIVE})
+
+    def parts(self, op: Operation, builder: OpBuilder) -> Sequence[Value]:
+        return [builder.identity(present(op, 0))]
+
+
 @op("GatherND", domain=DOMAIN)
 class GatherND(TypedByParts):
     """The standard's GatherND without batch dims; indices may be i32."""

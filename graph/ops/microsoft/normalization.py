@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ... import dtypes, types
 from ...dims import Dim
-from ...opdef import Trait, op
+from ...opdef import Trait, lookup, op
 from ..common import (
     dtype_attribute,
     dtype_of,
@@ -88,6 +88,22 @@ class SimplifiedLayerNormalization(LayerNorm):
         stash = dtype_attribute(op, "stash_type", dtypes.f32) or dtypes.f32
         axes = range(op.attr("axis") % rank, rank)
         return root_mean_square_norm(builder, x, present(op, 1), axes, op.attr("epsilon"), stash)
+
+
+@op("LayerNormalization", version=1)
+class EarlyLayerNormalization(LayerNorm):
+    """LayerNormalization as ONNX Runtime writes it into models of opsets before 17, where the standard has none."""
+
+    inputs = ("X", "Scale", "B?")
+    outputs = ("Y", "Mean?", "InvStdDev?")
+    attributes: ClassVar[dict[str, Any]] = {"axis": -1, "epsilon": 9.999999747378752e-06, "stash_type": 1}
+
+    def result_types(self, op: Operation, context: InferenceContext) -> Sequence[Type]:
+        return lookup("", "LayerNormalization").infer(op, context)
+
+    def parts(self, op: Operation, builder: OpBuilder) -> Sequence[Value]:
+        results = builder.create("layer_normalization", op.operands, op.attributes, outputs=len(op.results)).results
+        return list(results)
 
 
 class SkipNorm(LayerNorm):

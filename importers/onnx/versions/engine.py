@@ -72,6 +72,8 @@ def upgrade(node: Node, opset: int, facts: Facts) -> Node:
     result = node.copy()
     if node.domain == "ai.onnx.ml":
         result.version = _deprecated_version(node, opset)
+    elif _is_ahead(node, opset):
+        result.version = 1
     elif node.domain == "" and versions(node.op_type):
         try:
             _walk_up(result, opset, INTERNAL_OPSET, facts)
@@ -79,6 +81,15 @@ def upgrade(node: Node, opset: int, facts: Facts) -> Node:
             result = node.copy()
             result.version = _in_force(node, opset)
     return result
+
+
+def _is_ahead(node: Node, opset: int) -> bool:
+    """Whether ONNX defined the operator only after `opset`.
+
+    ONNX Runtime has LayerNormalization in all opsets and writes it into older models; to us that is its version 1.
+    """
+    known = versions(node.op_type) if node.domain == "" else ()
+    return bool(known) and opset < known[0]
 
 
 def _in_force(node: Node, opset: int) -> int | None:
@@ -101,7 +112,7 @@ def downgrade(node: Node, opset: int, facts: Facts) -> Node:
     """The form of `node`, held in memory, at `opset` of its domain. Raises CannotDowngrade if there is none."""
     result = node.copy()
     result.version = None
-    if not versions(node.op_type, node.domain):
+    if not versions(node.op_type, node.domain) or (node.version == 1 and _is_ahead(node, opset)):
         return result
     if node.domain == "":
         current = INTERNAL_OPSET if node.version is None else node.version
