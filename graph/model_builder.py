@@ -23,6 +23,7 @@ from .builder import OpBuilder
 from .core import Block, BlockOutput, Region, Value
 from .data import TensorData
 from .diagnostics import UsageError
+from .dims import Dim, is_symbol
 from .dtypes import DType
 from .location import caller_location
 from .module import Function, FunctionKey, Module
@@ -197,11 +198,39 @@ class Builder:
         from .dtypes import bool_, i64
 
         state = [self._tensor(item) for item in initial]
-        arguments = [("iteration", i64[()]), ("condition", bool_[()])]
-        arguments += [(f"state_{index}", tensor.type) for index, tensor in enumerate(state)]
-        region = self._body(arguments, body)
+        types: list[Type] = [tensor.type for tensor in state]
+        while True:
+            arguments: list[tuple[str, Type]] = [("iteration", i64[()]), ("condition", bool_[()])]
+            arguments += [(f"state_{index}", type) for index, type in enumerate(types)]
+            region = self._body(arguments, body)
+            returned = [output.type for output in region.block.outputs[1 : len(state) + 1]]
+            widened = [self._either(old, new) for old, new in zip(types, returned, strict=True)]
+            if widened == types:
+                break
+            # A state that changes its shape from one iteration to the next: trace the body again with what it can be.
+            for op in region.block:
+                op._drop_operands()
+            types = widened
         results = len(region.block.outputs) - 1
         return self._create("loop", [count, condition, *state], {}, outputs=results, regions={"body": region})
+
+    def _either(self, old: Type, new: Type | None) -> Type:
+        """The type of a loop state that is `old` before an iteration and `new` after it."""
+        from .infer import refine
+
+        if new is None or old is new or (isinstance(new, TensorType) and refine(old, new) is old):
+            return old
+        if not (isinstance(old, TensorType) and isinstance(new, TensorType) and old.dtype is new.dtype):
+            raise UsageError("builder/loop-state", f"a loop state is {old} before an iteration and {new} after it")
+        if old.shape is None or new.shape is None or len(old.shape) != len(new.shape):
+            return old.with_shape(None)
+        return old.with_shape([self._either_dim(a, b) for a, b in zip(old.shape, new.shape, strict=True)])
+
+    def _either_dim(self, old: Dim, new: Dim) -> Dim:
+        """An unnamed symbol already stands for a different size in every iteration."""
+        if old is new or old == new or (is_symbol(old) and old.label.startswith("?")):
+            return old
+        return self._module.symbols.fresh()
 
     def _body(self, arguments: Sequence[tuple[str, Type]], body: Callable[..., Any]) -> Region:
         block = Block([type for _, type in arguments], [name for name, _ in arguments])

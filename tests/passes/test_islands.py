@@ -206,12 +206,19 @@ def test_transposes_in_a_row_merge():
     assert [op.attr("perm") for op in model.walk() if op.name == "transpose"] == [(1, 2, 0)]
 
 
-def test_zero_terms_go_unless_they_widen():
+def test_zero_terms_behind_a_sum_go_unless_they_widen():
     shape = (2, 3)
-    model = model_of(lambda b, x: b.relu(x + np.zeros(3, np.float32)) - 0.0, shape)
-    check(model, feeds_for(shape), "drop-zero-terms,dce", ["relu"])
-    model = model_of(lambda b, x: b.relu(x + np.zeros((4, 1, 1), np.float32)), shape)
-    check(model, feeds_for(shape), "drop-zero-terms,dce", ["add", "relu"])
+    model = model_of(lambda b, x: b.relu(x @ values(3, 3) + np.zeros(3, np.float32)) - 0.0, shape)
+    check(model, feeds_for(shape), "drop-zero-terms,dce", ["matmul", "relu", "sub"])
+    model = model_of(lambda b, x: b.relu(x @ values(3, 3) + np.zeros((4, 1, 1), np.float32)), shape)
+    check(model, feeds_for(shape), "drop-zero-terms,dce", ["matmul", "add", "relu"])
+
+
+def test_a_zero_term_that_changes_the_sign_of_a_zero_stays():
+    model = model_of(lambda b, x: b.reciprocal(x + np.float32(0)), (2,))
+    PassManager.parse("drop-zero-terms,dce").run(model)
+    result = tilewright.compile(model, target="reference").run({"x0": np.array([-0.0, 0.0], np.float32)})["y0"]
+    np.testing.assert_array_equal(result, [np.inf, np.inf])
 
 
 def test_the_scale_of_attention_goes_into_the_weights():
