@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from microsoft_cases import check, node_model, run_onnxruntime
 
+import tilewright
+from tilewright.graph.diagnostics import ExecutionError
+
 RANDOM = np.random.default_rng(5)
 F32 = np.float32
 B, S, N, H = 2, 5, 2, 4
@@ -187,6 +190,13 @@ def test_group_query_attention(
     check("GroupQueryAttention", inputs, {**HEADS, **rotary}, [F32, F32, F32], constants=[6], expands=not packed)
 
 
+def test_group_query_attention_in_half_precision() -> None:
+    inputs = [
+        item.astype(np.float16) if item is not None and item.dtype == F32 else item for item in grouped([6, 4], 1, 5)
+    ]
+    check("GroupQueryAttention", inputs, HEADS, [np.float16] * 3, constants=[6], tolerance=1e-2)
+
+
 def test_group_query_attention_of_a_padded_prompt() -> None:
     """What stands at places after the end of a prompt is not defined."""
     inputs = grouped([3, 5], 5, None)
@@ -211,3 +221,18 @@ def test_biases_of_group_query_attention() -> None:
         check("GroupQueryAttention", inputs, {**HEADS, "softcap": 2.0}, [F32] * 3, constants=[6])
         inputs = [*grouped(lengths, new, past), None, None, None, None, random(4)]
         check("GroupQueryAttention", inputs, HEADS, [F32] * 3, constants=[6])
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes", "reason"),
+    [
+        ("GroupQueryAttention", {**HEADS, "sliding_window_cache": 1}, "sliding cache"),
+        ("GroupQueryAttention", {**HEADS, "new_in_2030": 1}, "'new_in_2030' that is not known here"),
+    ],
+)
+def test_a_form_that_is_not_known_says_so(name: str, attributes: dict[str, Any], reason: str) -> None:
+    inputs = grouped([5, 5], 5, None)
+    module = tilewright.load(node_model(name, inputs, attributes, [F32]).SerializeToString())
+    feeds = {f"i{index}": item for index, item in enumerate(inputs) if item is not None}
+    with pytest.raises(ExecutionError, match=reason):
+        tilewright.compile(module, target="reference").run(feeds)

@@ -45,6 +45,11 @@ def test_fast_gelu_without_bias() -> None:
 def test_half_precision() -> None:
     check("FastGelu", [X.astype(np.float16)], outputs=[np.float16], tolerance=4e-3)
     check("QuickGelu", [X.astype(np.float16)], outputs=[np.float16], tolerance=4e-3)
+    x, scale = random(2, 3, 8, dtype=np.float16), random(8, dtype=np.float16)
+    check("BiasGelu", [x, scale], outputs=[np.float16], tolerance=4e-3)
+    check("SkipLayerNormalization", [x, x, scale, scale], outputs=[np.float16], tolerance=1e-2)
+    check("SkipSimplifiedLayerNormalization", [x, x, scale], outputs=[np.float16], tolerance=1e-2)
+    check("SimplifiedLayerNormalization", [x, scale], outputs=[np.float16], domain="", tolerance=1e-2)
 
 
 def test_operators_that_only_gpus_run() -> None:
