@@ -126,9 +126,7 @@ def _cancel_common(left: Dim, right: DimExpr) -> tuple[Dim, Dim, Dim]:
 
 def _without(dim: Dim, atom: Atom) -> Dim:
     """`dim` divided by `atom`, which divides every term."""
-    return polynomial(
-        {monomial_quotient(monomial, (atom,)) or (): value for monomial, value in terms_of(dim)}
-    )
+    return polynomial({monomial_quotient(monomial, (atom,)) or (): value for monomial, value in terms_of(dim)})
 
 
 def _excludes_zero(range_: Range) -> bool:
@@ -362,9 +360,7 @@ def _relax(dim: Dim, atom: Atom, fuel: int) -> Range | None:
         dividend, divisor = atom.args
         return _refined(replace_atom(dim, atom, dividend - divisor * floordiv(dividend, divisor)), fuel)
     linear = all(monomial.count(atom) < 2 for monomial, _ in terms_of(dim))
-    cofactor = polynomial(
-        {monomial_quotient(m, (atom,)) or (): c for m, c in terms_of(dim) if linear and atom in m}
-    )
+    cofactor = polynomial({monomial_quotient(m, (atom,)) or (): c for m, c in terms_of(dim) if linear and atom in m})
     if atom.kind == "floordiv":
         return _relax_floordiv(dim, atom, cofactor, fuel)
     ranges = [_refined(replace_atom(dim, atom, arg), fuel) for arg in atom.args]

@@ -42,9 +42,7 @@ class Atom:
 
     __slots__ = ("args", "height", "key", "kind", "label", "ordinal", "range", "size", "text")
 
-    def __init__(
-        self, kind: str, label: str, ordinal: int, args: tuple[Dim, ...], range_: Range, text: str
-    ) -> None:
+    def __init__(self, kind: str, label: str, ordinal: int, args: tuple[Dim, ...], range_: Range, text: str) -> None:
         self.kind, self.label, self.ordinal, self.args = kind, label, ordinal, args
         self.range, self.text = range_, text
         inner = [atom for arg in args for monomial, _ in terms_of(arg) for atom in monomial]

@@ -252,7 +252,7 @@ class Builder:
     # ---- operators -----------------------------------------------------------------------------------------------
 
     def create(self, name: str, *operands: TensorLike, outputs: int | None = None, **attributes: Any) -> Any:
-        """Any operator by its full IR name, such as one of another domain: `b.create("my.ops.HardTanh", x, low=0.0)`."""
+        """Any operator by its full IR name, also of another domain: `b.create("my.ops.HardTanh", x, low=0.0)`."""
         return self._create(name, operands, attributes, outputs)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

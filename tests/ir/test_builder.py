@@ -29,8 +29,10 @@ X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 
 @pytest.mark.parametrize(
     "index",
-    [0, -1, slice(1, 2), (0, 1), (slice(None), -1), (..., 0), (0, ..., slice(1, 3)), (None, 1), (slice(None, None, 2), None),
-     (slice(None), slice(None, None, -1)), (..., None), (slice(-2, None), slice(0, 0))],
+    [
+        0, -1, slice(1, 2), (0, 1), (slice(None), -1), (..., 0), (0, ..., slice(1, 3)), (None, 1),
+        (slice(None, None, 2), None), (slice(None), slice(None, None, -1)), (..., None), (slice(-2, None), slice(0, 0)),
+    ],
 )  # fmt: skip
 def test_indexing_is_numpys(index):
     (result,) = run(lambda b, x: x[index], x=X)
