@@ -1,9 +1,8 @@
-"""Timing of whole processes: interleaved runs, medians, peak memory. Used by the benchmarks beside it."""
+"""Time and memory of whole processes: interleaved runs, medians, peaks. Used by the benchmarks beside it."""
 
 from __future__ import annotations
 
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -11,6 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
+
+# Old OpenBLAS builds are slowed down by the first two. The third makes Python compile every source file in every run,
+# which no installed package does. A figure should depend on none of them.
+LEFT_OUT = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "PYTHONDONTWRITEBYTECODE")
+# Between two looks at the memory of a process.
+WATCH_SECONDS = 0.002
 
 
 @dataclass
@@ -28,10 +34,10 @@ class Sample:
 
 def run_once(command: Sequence[str], sample: Sample) -> None:
     """Run `command`, add its wall time and peak resident set to `sample`; remember the last line of a failure."""
-    # Old OpenBLAS builds are slowed down by these; a figure should not depend on them.
-    environment = {k: v for k, v in os.environ.items() if k not in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")}
     started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=_environment(), text=True
+    )
     assert process.stderr is not None
     errors = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
@@ -42,6 +48,43 @@ def run_once(command: Sequence[str], sample: Sample) -> None:
         return
     sample.seconds.append(elapsed)
     sample.peak_bytes = max(sample.peak_bytes, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
+
+
+class PeakMemory(NamedTuple):
+    """Bytes that a process held at most: `private` is its own memory, `resident` has pages of mapped files, too.
+
+    Pages of a mapped file are the system's to drop whenever memory is short, so they say little about what is needed.
+    """
+
+    private: int
+    resident: int
+
+
+def peak_memory(command: Sequence[str]) -> PeakMemory:
+    """Run `command` and watch its memory (Linux). Raises RuntimeError if it fails."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_environment())
+    private = resident = 0
+    while process.poll() is None:
+        found = _memory_status(process.pid)
+        private = max(private, found.get("RssAnon", 0))
+        resident = found.get("VmHWM", resident)
+        time.sleep(WATCH_SECONDS)
+    if process.returncode != 0:
+        raise RuntimeError(f"exit code {process.returncode} from {' '.join(command)}")
+    return PeakMemory(private, resident)
+
+
+def _memory_status(pid: int) -> dict[str, int]:
+    """What /proc says about the memory of a process, in bytes (proc(5)); nothing for one that has ended.
+
+    `RssAnon` is memory behind which there is no file, `VmHWM` the largest resident set so far.
+    """
+    fields = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {field[0].rstrip(":"): int(field[1]) * 1024 for field in fields if field[-1] == "kB"}
 
 
 def interleave(commands: dict[str, Sequence[str]], repeat: int, between: Callable[[], None]) -> dict[str, Sample]:
@@ -67,11 +110,6 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     for row in rows:
         shown.add_row(*row)
     Console(width=160).print(shown)
-
-
-def maximum_rss() -> int:
-    """Peak resident set of this process in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def megabytes(count: float) -> str:
