@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .backends.model_source import ModelLike, open_model, stored_bytes
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from .backends.executable import Executable
     from .backends.parity import ParityReport
     from .graph.diagnostics import DiagnosticLog
+    from .graph.module import Module
     from .passes.inspection import ModelFacts
     from .passes.instruments import Instrument
     from .passes.optimize import OptimizeReport
@@ -58,31 +60,68 @@ def optimize(
     from .passes.context import PassContext
     from .passes.optimize import optimize as run
     from .passes.pipelines import EXACTNESS
+    from .passes.size_guard import Attempt, first_that_fits
 
     log = DiagnosticLog() if log is None else log
     opened = open_model(model, log)
     first = interface_passes(dims, shapes, inputs, outputs)
     size = stored_bytes(opened) if original_bytes is None else original_bytes
-    context = PassContext(log=log, trace=trace, original_bytes=size)
-    if passes is None:
-        context.exactness = EXACTNESS.get(level, context.exactness)
-    pipeline = passes
-    if first:
-        # An empty pipeline, as level 0 has, leaves nothing to come after the first passes.
-        rest = f"O{level}" if passes is None else passes
+
+    def attempt(rest: str, may_grow: bool, log: DiagnosticLog) -> OptimizeReport:
+        context = PassContext(log=log, trace=trace, original_bytes=size, may_grow=may_grow)
+        if passes is None:
+            context.exactness = EXACTNESS.get(level, context.exactness)
+        # An empty pipeline leaves nothing to come after the first passes.
         pipeline = ",".join([*first, *([rest] if rest else [])])
-    report = run(
-        opened.module,
-        level,
-        pipeline,
-        opset,
-        target,
-        context=context,
-        instruments=instruments,
-        verify_each=verify_each,
-    )
-    report.level = level if passes is None else None
+        report = run(
+            opened.module,
+            level,
+            pipeline,
+            opset,
+            target,
+            context=context,
+            instruments=instruments,
+            verify_each=verify_each,
+        )
+        report.level = level if passes is None else None
+        return report
+
+    if passes is not None:
+        return attempt(passes, True, log)
+    preset = f"O{level}"
+    attempts = [
+        Attempt(partial(attempt, preset, True)),
+        Attempt(partial(attempt, preset, False), "rewrites that add bytes to save operations were left out"),
+        Attempt(partial(attempt, "", False), "it was left as it is"),
+    ]
+    limit = partial(_most_bytes, size, ",".join(first), opset, target)
+    report, found = first_that_fits(opened.module, attempts, partial(_file_bytes, target), limit)
+    log.diagnostics += found.diagnostics
+    report.pipeline.diagnostics = log.diagnostics[:]
     return report
+
+
+def _file_bytes(target: str, module: Module) -> int:
+    """What a module takes as a file; 0 if it cannot be written, of which whoever saves it will hear."""
+    from .graph.diagnostics import ExportError
+    from .importers.onnx import written_size
+
+    try:
+        return written_size(module, target=target)
+    except ExportError:
+        return 0
+
+
+def _most_bytes(known: int, passes: str, opset: int | None, target: str, original: Module) -> int:
+    """What the result of optimizing may take: the size of the original's file, or more if `passes` and `opset`, which
+    the user asked for, take more on their own."""
+    from .passes.manager import PassManager
+
+    known = known or _file_bytes(target, original)
+    PassManager.parse(passes).run(original)
+    if opset is not None:
+        original.opsets[""] = opset
+    return max(known, _file_bytes(target, original))
 
 
 def interface_passes(

@@ -86,6 +86,11 @@ class Module:
         self.metadata: Metadata = {}
         self.symbols = FreshSymbols()
 
+    def take_over(self, other: Module) -> None:
+        """Become what `other` is, which must not be used any more."""
+        self.main, self.functions = other.main, other.functions
+        self.opsets, self.level, self.metadata, self.symbols = other.opsets, other.level, other.metadata, other.symbols
+
     def all_functions(self) -> Iterator[Function]:
         """`main` first, then the model-local functions in order."""
         yield self.main

@@ -15,6 +15,7 @@ from .data import ArrayData, SparseData, TensorData, from_raw
 from .diagnostics import ModelError
 from .dims import Dim, FreshSymbols, is_symbol, label_of, symbol
 from .types import Type
+from .varints import VARINT_FIELDS, encoded_bytes
 
 # Elements that no machine can address; a file that declares more is damaged or hostile.
 MAX_ELEMENTS = 2**62
@@ -127,39 +128,18 @@ def sparse_data(proto: onnx.SparseTensorProto, tensor: Callable[[TensorProto], T
     return SparseData(values, indices, shape)
 
 
-# Where onnx.proto has integers encoded by their size, and up to how many raw bytes counting is worth the time.
-_VARINT_FIELDS = {
-    dtypes.i32: "int32_data",
-    dtypes.i64: "int64_data",
-    dtypes.u32: "uint64_data",
-    dtypes.u64: "uint64_data",
-}
-_MAX_VARINT_BYTES = 1024
-
-
 def tensor_proto(data: TensorData, name: str = "") -> TensorProto:
-    """`data` as a TensorProto that holds its content (raw_data; string_data for strings)."""
+    """`data` as a TensorProto that holds its content (raw_data, if that is not longer)."""
     proto = TensorProto(data_type=data.dtype.onnx_code, dims=data.shape)
     if name:
         proto.name = name
     if data.dtype is dtypes.string:
         proto.string_data.extend(s if isinstance(s, bytes) else str(s).encode() for s in data.numpy().ravel())
-    elif data.nbytes and not _store_as_varints(proto, data):
+    elif encoded_bytes(data) < data.nbytes:
+        getattr(proto, VARINT_FIELDS[data.dtype]).extend(data.numpy().ravel().tolist())
+    elif data.nbytes:
         proto.raw_data = bytes(data.raw())
     return proto
-
-
-def _store_as_varints(proto: TensorProto, data: TensorData) -> bool:
-    """Store a small tensor of integers in its typed field if that is shorter than raw; a shape takes an eighth then."""
-    field = _VARINT_FIELDS.get(data.dtype)
-    if field is None or data.nbytes > _MAX_VARINT_BYTES:
-        return False
-    values = data.numpy().ravel().tolist()
-    # A negative number takes ten bytes, whatever its type (protobuf encoding, "Signed Integers").
-    if sum(10 if value < 0 else max(-(-value.bit_length() // 7), 1) for value in values) >= data.nbytes:
-        return False
-    getattr(proto, field).extend(values)
-    return True
 
 
 def sparse_proto(data: SparseData, name: str = "") -> onnx.SparseTensorProto:

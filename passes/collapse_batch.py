@@ -373,6 +373,8 @@ class CollapseBatch(Pass):
     exactness = "reassociates"
 
     def run(self, module: Module, context: PassContext) -> bool:
+        if not context.may_grow:  # the reshapes that are added take more bytes than the biases that are saved
+            return False
         changed = False
         blocks = [function.block for function in module.all_functions()]
         blocks += [region.block for op in module.walk() for region in op.regions.values()]

@@ -71,7 +71,7 @@ class _Folding:
 
     def __init__(self, options: FoldConstants, module: Module, context: PassContext) -> None:
         self.module, self.context = module, context
-        self.max_growth = options.max_growth
+        self.max_growth = options.max_growth if context.may_grow else 0
         given = options.max_operations
         self.max_operations = context.limits.fold_operations if given is None else given
         # Replacing values by equal constants changes no answer, so one context serves the whole run.

@@ -53,7 +53,7 @@ class InlineFunctions(Pass):
 
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False
-        chosen = self._chosen(module)
+        chosen = self._chosen(module, context.may_grow)
         pending = [op for op in module.main.walk() if key_of(op) in chosen]
         while pending:
             if not context.may_apply:
@@ -66,14 +66,14 @@ class InlineFunctions(Pass):
             pending.extend(op for op in _inline(module, context, function, call) if key_of(op) in chosen)
         return drop_unused_functions(module, context) or changed
 
-    def _chosen(self, module: Module) -> set[FunctionKey]:
+    def _chosen(self, module: Module, may_grow: bool) -> set[FunctionKey]:
         """The functions to inline. Sizes count what calls inside a body would expand to."""
         calls = Counter(key_of(op) for op in module.walk() if key_of(op) in module.functions)
         order = _callees_first(module)
         sizes: dict[FunctionKey, int] = {}
         for key in order:
             sizes[key] = sum(sizes.get(key_of(op), 1) for op in module.functions[key].walk() if not _is_free(op))
-        return {key for key in order if calls[key] == 1 or sizes[key] <= self.max_body}
+        return {key for key in order if calls[key] == 1 or (may_grow and sizes[key] <= self.max_body)}
 
 
 def key_of(op: Operation) -> FunctionKey:

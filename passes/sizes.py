@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..graph.core import AttributeValue, Operation, Value
 from ..graph.data import TensorData
 from ..graph.types import TensorType
+from ..graph.varints import encoded_bytes
 
 if TYPE_CHECKING:
     from ..graph.module import Module
@@ -26,7 +27,7 @@ MADE_UP_NAME = 12
 
 def constant_bytes(data: TensorData) -> int:
     """Bytes of a constant as an initializer."""
-    return data.nbytes + 3 * len(data.shape) + TENSOR_OVERHEAD + MADE_UP_NAME
+    return encoded_bytes(data) + 3 * len(data.shape) + TENSOR_OVERHEAD + MADE_UP_NAME
 
 
 def operation_bytes(op: Operation) -> int:
@@ -57,6 +58,12 @@ def written_bytes(module: Module) -> int:
         size += sum(constant_bytes(data) for data in function.defaults.values())
         size += sum(_declaration_bytes(argument) for argument in function.inputs)
     return size + _attribute_bytes(module.metadata)
+
+
+def structure_bytes(module: Module) -> int:
+    """Bytes of the module as a file without the elements of its constants."""
+    constants = [op.attributes.get("value") for op in module.walk() if op.name == "const"]
+    return written_bytes(module) - sum(encoded_bytes(data) for data in constants if isinstance(data, TensorData))
 
 
 def _name_bytes(value: Value | None) -> int:

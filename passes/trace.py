@@ -30,15 +30,15 @@ class Trace:
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
+
+    def begin(self, module: Module, pipeline: str) -> None:
+        """The first line and the IR before the first pass; what was there before is gone."""
+        from .. import __version__
+
         for old in self.directory.glob("[0-9][0-9][0-9]-*.tw"):
             old.unlink()
         self._file = (self.directory / FILE_NAME).open("w", encoding="utf-8")
         self._pass_number = 0
-
-    def begin(self, module: Module, pipeline: str) -> None:
-        """The first line and the IR before the first pass."""
-        from .. import __version__
-
         snapshot = self._snapshot(module, "input")
         self._write(
             {"kind": "begin", "schema": SCHEMA, "tilewright": __version__, "pipeline": pipeline, "snapshot": snapshot}

@@ -46,6 +46,8 @@ class UnrollLoops(Pass):
 
     def run(self, module: Module, context: PassContext) -> bool:
         before = context.applications
+        if not context.may_grow:
+            return False
         for function in module.all_functions():
             # An inner loop first, so that its operations count for the outer one.
             for op in reversed([op for op in function.walk() if op.name == "loop"]):

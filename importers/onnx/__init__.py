@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .read import ModelWarning, load
-    from .write import save, to_bytes, to_proto
+    from .write import save, to_bytes, to_proto, written_size
 
-_HOMES = {"ModelWarning": "read", "load": "read", "save": "write", "to_bytes": "write", "to_proto": "write"}
+_HOMES = {
+    "ModelWarning": "read",
+    "load": "read",
+    "save": "write",
+    "to_bytes": "write",
+    "to_proto": "write",
+    "written_size": "write",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -21,4 +28,4 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
 
 
-__all__ = ["ModelWarning", "load", "save", "to_bytes", "to_proto"]
+__all__ = ["ModelWarning", "load", "save", "to_bytes", "to_proto", "written_size"]

@@ -243,6 +243,11 @@ def write_bytes(skeleton: ModelProto | bytes, sources: Sequence[PayloadSource]) 
     return file.getvalue()
 
 
+def encoded_size(skeleton: ModelProto | bytes, sources: Sequence[PayloadSource]) -> int:
+    """Bytes of the encoded model with all weights inside, which are not read for it."""
+    return Joint(_encoded(skeleton)).render(lambda slot: sources[slot.marker.payload].nbytes)[1]
+
+
 def _encoded(skeleton: ModelProto | bytes) -> bytes:
     return skeleton if isinstance(skeleton, bytes) else skeleton.SerializeToString()
 

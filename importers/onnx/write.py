@@ -16,7 +16,7 @@ from ...graph.diagnostics import DiagnosticLog, ExportError, UsageError
 from ...graph.module import Function, Module
 from .check import newest_opsets
 from .read import SCALAR_FACTS
-from .stream import WrittenModel, write_bytes, write_model
+from .stream import WrittenModel, encoded_size, write_bytes, write_model
 from .write_graph import BodyWriter, WriteContext
 from .write_tensors import TensorWriter
 
@@ -70,6 +70,12 @@ def to_bytes(
     """The encoded model with all weights inside; options as for `save`. Raises ExportError above 2 GiB."""
     proto, sources = _build(module, opset, target, keep_fused, with_shapes, inline=False)
     return write_bytes(proto, sources)
+
+
+def written_size(module: Module, opset: int | None = None, target: str = "onnx", keep_fused: bool = False) -> int:
+    """Bytes that the module takes as a file with all weights inside; nothing is written, and no weight is read."""
+    proto, sources = _build(module, opset, target, keep_fused, with_shapes=False, inline=False)
+    return encoded_size(proto, sources)
 
 
 def to_proto(
