@@ -34,6 +34,7 @@ class WriteContext:
     calls: frozenset[tuple[str, str]]
     ir_version: int
     with_shapes: bool = False
+    keep_fused: bool = False
 
 
 @dataclass
@@ -47,6 +48,8 @@ class OpenGraph:
     constants: list[Operation] = field(default_factory=list)
     needed: set[Operation] = field(default_factory=set)
     defined: list[Value] = field(default_factory=list)
+    # What decompositions have put here, by what it computes: further ones use it again.
+    expanded: dict[tuple[object, ...], tuple[Value, ...]] = field(default_factory=dict)
 
     def is_written(self, constant: Operation) -> bool:
         """Whether a constant goes to the file: if something written uses it, or nothing ever did."""

@@ -12,12 +12,14 @@ from ...graph.core import AttributeReference, AttributeValue, Block, Metadata, O
 from ...graph.data import SparseData, TensorData
 from ...graph.diagnostics import TypeInferenceError
 from ...graph.infer import InferenceContext
+from ...graph.location import NodeLocation
 from ...graph.onnx_values import attribute_kind, attribute_proto
 from . import versions
 from .check import constant_may_be, kinds_of
 from .constants import spelled
 from .declared import keep_declared
 from .read_node import Facts
+from .runtime_support import why_in_parts
 
 if TYPE_CHECKING:
     from .write_graph import BodyWriter, OpenGraph, WriteContext
@@ -43,6 +45,12 @@ class NodeWriter:
             self._append(op, _node_of(op), graph)
             return
         if op.domain not in self.context.allowed and self._expand(op, graph):
+            return
+        reason = self._why_in_parts(op)
+        if reason is not None and self._expand(op, graph):
+            self.context.log.remark(
+                "export/in-parts", f"{op.op_type} is written as its parts: ONNX Runtime {reason}", op.location
+            )
             return
         try:
             node = versions.downgrade(_node_of(op), self.opsets.get(op.domain, 1), self._facts)
@@ -187,6 +195,12 @@ class NodeWriter:
 
     # ---- decomposition -------------------------------------------------------------------------------------------
 
+    def _why_in_parts(self, op: Operation) -> str | None:
+        """Why an operator that could be written is not; one that is in the file as it is stays as it is."""
+        if self.context.keep_fused or isinstance(op.location, NodeLocation):
+            return None
+        return why_in_parts(op)
+
     def _expand(self, op: Operation, graph: OpenGraph) -> bool:
         """Write `op` as simpler operations, built in a block that is thrown away; False if it has no such form."""
         if self._expanding >= _MAX_EXPANSION:
@@ -209,6 +223,7 @@ class NodeWriter:
 
     def _write_expansion(self, op: Operation, values: list[Value | None], block: Block, graph: OpenGraph) -> None:
         self.bodies.borrow(block, graph)
+        values = self._share(values, block, graph)
         wanted = [
             (value, self.names.define(result, graph.scope))
             for result, value in zip(op.results, values, strict=False)
@@ -222,6 +237,35 @@ class NodeWriter:
         for value, name in wanted:
             if self.bodies.use(value) != name:
                 self.identity(value, name, graph)
+
+    def _share(self, values: list[Value | None], block: Block, graph: OpenGraph) -> list[Value | None]:
+        """Use results of earlier expansions for equal operations of this one: constants, caches of embeddings, ..."""
+        same: dict[Value, Value] = {}
+        for made in list(block):
+            key = _identity(made)
+            if key is None:
+                continue
+            earlier = graph.expanded.setdefault(key, made.results)
+            if earlier[0] is made.results[0] or any(result not in self.names for result in earlier):
+                continue
+            for old, new in zip(made.results, earlier, strict=True):
+                same[old] = new
+                for use in old.uses:
+                    use.user._set_operand(use.position, new)
+            made._erase()
+        return [value if value is None else same.get(value, value) for value in values]
+
+
+def _identity(op: Operation) -> tuple[object, ...] | None:
+    """Equal for operations that compute the same; None for one that must not be shared."""
+    if op.regions or not op.definition.is_pure or not op.results:
+        return None
+    if op.name == "const":
+        data = op.attributes["value"]
+        return (op.definition, data.sha256) if isinstance(data, TensorData) else None
+    if any(isinstance(value, TensorData) for value in op.attributes.values()):
+        return None
+    return (op.definition, tuple(sorted(op.attributes.items())), op.operands, len(op.results))
 
 
 def _node_of(op: Operation) -> versions.Node:

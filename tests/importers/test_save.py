@@ -423,7 +423,7 @@ def test_a_part_of_a_shape_before_opset_15() -> None:
       z = Shape <start = -2> (x)
     }""")
     again = written(tilewright.load(proto), opset=9)
-    assert sorted(node_types(again)) == ["Shape", "Shape", "Slice", "Slice"]
+    assert sorted(node_types(again)) == ["Shape", "Slice", "Slice"]  # both parts are cut from one shape
     found = results(again, {"x": np.zeros((5, 3, 7), np.float32)})
     assert [array.tolist() for array in found] == [[5], [3, 7]]
 
