@@ -278,6 +278,9 @@ def unregister(domain: str, name: str) -> None:
 
 def find(domain: str, op_type: str, version: int | None = None) -> OpDefinition | None:
     """The definition of a registered or standard operator; None if there is none."""
+    if domain in _LOOP_DOMAINS:
+        _load(_LOOPS)
+        return _registry.get((domain, op_type, version))
     _load(_OLD_FORMS if version is not None else _FAMILIES)
     domain = "" if domain == "ai.onnx" else domain
     definition = _registry.get((domain, op_type, version))
@@ -327,8 +330,10 @@ def registered() -> tuple[OpDefinition, ...]:
     return tuple(_registry[key] for key in sorted(_registry, key=lambda k: (k[0], k[1], k[2] or 0)))
 
 
-# Packages of definitions: old forms and ONNX Runtime's operators are loaded when the first of them is asked for.
-_FAMILIES, _OLD_FORMS, _ONNX_RUNTIME = ".ops", ".ops.legacy", ".ops.microsoft"
+# Packages of definitions: old forms, ONNX Runtime's operators and those of loops are loaded when the first of them is
+# asked for.
+_FAMILIES, _OLD_FORMS, _ONNX_RUNTIME, _LOOPS = ".ops", ".ops.legacy", ".ops.microsoft", ".kernel"
+_LOOP_DOMAINS = frozenset({"loop", "scalar"})
 _loaded: set[str] = set()
 
 

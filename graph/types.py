@@ -3,7 +3,10 @@
     f32[n, 768]   tensor with dims        f32[]   scalar tensor        f32[*]   rank unknown
     sequence<f32[*]>  optional<...>  map<i64, f32[]>  sparse<f32[3, 4]>  opaque<"domain", "Name">  unknown
 
-`unknown` is the type of a result nobody can know, such as a custom operator's.
+`unknown` is the type of a result nobody can know, such as a custom operator's. Below tensors, where loops are written
+out, values are
+
+    scalar<f32>   one number       vector<16 x f32>   lanes of a register       buffer<f32>   elements in memory
 """
 
 from __future__ import annotations
@@ -129,6 +132,41 @@ class UnknownType(Type):
         return "unknown"
 
 
+class ScalarType(Type):
+    """One number of a register: what a loop computes with."""
+
+    __slots__ = ("dtype",)
+    dtype: DType
+
+    def __str__(self) -> str:
+        return f"scalar<{self.dtype}>"
+
+
+class VectorType(Type):
+    """`lanes` numbers of one register (or of several, where the machine's are narrower)."""
+
+    __slots__ = ("dtype", "lanes")
+    dtype: DType
+    lanes: int
+
+    def __str__(self) -> str:
+        return f"vector<{self.lanes} x {self.dtype}>"
+
+
+class BufferType(Type):
+    """A flat range of elements in memory, of a length the type does not tell.
+
+    `space` says which memory: "" for the main one, "stack" for a function's own.
+    """
+
+    __slots__ = ("dtype", "space")
+    dtype: DType
+    space: str
+
+    def __str__(self) -> str:
+        return f"buffer<{self.dtype}, {self.space}>" if self.space else f"buffer<{self.dtype}>"
+
+
 def _intern(kind: type[Any], **fields: Any) -> Any:
     key = (kind, *fields.values())
     found = _interned.get(key)
@@ -149,7 +187,9 @@ def tensor(dtype: DType, shape: Sequence[Dim] | None) -> TensorType:
     dims = None if shape is None else tuple(shape)
     for dim in dims or ():
         if isinstance(dim, int) and dim < 0:
-            raise NegativeDimError(f"a dimension is never negative, got {dim} in [{', '.join(map(format_dim, dims or ()))}]")
+            raise NegativeDimError(
+                f"a dimension is never negative, got {dim} in [{', '.join(map(format_dim, dims or ()))}]"
+            )
     result: TensorType = _intern(TensorType, dtype=dtype, shape=dims)
     return result
 
@@ -179,6 +219,24 @@ def opaque(domain: str, name: str) -> OpaqueType:
     return result
 
 
+def scalar(dtype: DType) -> ScalarType:
+    result: ScalarType = _intern(ScalarType, dtype=dtype)
+    return result
+
+
+def vector(dtype: DType, lanes: int) -> VectorType:
+    """The type of `lanes` numbers. Raises ValueError if there is not at least one."""
+    if lanes < 1:
+        raise ValueError(f"a vector has at least one lane, not {lanes}")
+    result: VectorType = _intern(VectorType, dtype=dtype, lanes=lanes)
+    return result
+
+
+def buffer(dtype: DType, space: str = "") -> BufferType:
+    result: BufferType = _intern(BufferType, dtype=dtype, space=space)
+    return result
+
+
 UNKNOWN: UnknownType = _intern(UnknownType)
 
 
@@ -204,6 +262,7 @@ def is_scalar_of(type: Type, dtype: DType | None = None) -> bool:
 
 
 __all__ = [
-    "UNKNOWN", "MapType", "OpaqueType", "OptionalType", "SequenceType", "SparseTensorType", "TensorType", "Type",
-    "UnknownType", "dtypes", "is_scalar_of", "map_of", "opaque", "optional", "sequence", "sparse", "tensor",
+    "UNKNOWN", "BufferType", "MapType", "OpaqueType", "OptionalType", "ScalarType", "SequenceType", "SparseTensorType",
+    "TensorType", "Type", "UnknownType", "VectorType", "buffer", "dtypes", "is_scalar_of", "map_of", "opaque",
+    "optional", "scalar", "sequence", "sparse", "tensor", "vector",
 ]  # fmt: skip

@@ -20,6 +20,7 @@ Constant = Callable[[Type | None], AttributeValue]
 _WORDS = {"none": None, "true": True, "false": False, "nan": float("nan"), "inf": float("inf")}
 _ELEMENT_WORDS = frozenset({"true", "false", "nan", "inf"})
 _ELEMENT_KINDS = frozenset({"int", "float", "hex", "string", "bytes"})
+_TYPE_WORDS = frozenset({"sequence", "optional", "map", "sparse", "opaque", "scalar", "vector", "buffer"})
 _BRACKETS = {"[": 1, "(": 1, "]": -1, ")": -1}
 _ATOMS: dict[str, Callable[[str], Any]] = {"int": int, "float": float_of, "string": unquote, "bytes": bytes_of}
 
@@ -126,7 +127,7 @@ class ValueParser(TokenReader):
         self.next()
         if token.text == "unknown":
             return types.UNKNOWN
-        if token.text not in ("sequence", "optional", "map", "sparse", "opaque"):
+        if token.text not in _TYPE_WORDS:
             self.fail(f"expected a type, found {token}", token)
         self.expect("<")
         built = self.type_arguments(token.text)
@@ -142,13 +143,27 @@ class ValueParser(TokenReader):
             dense = self.tensor_type()
             return types.sparse(dense.dtype, dense.shape)
         if kind == "map":
-            token = self.token
-            key = self.dtype(self.expect_kind("word", "an element type").text, token)
+            key = self.element_type()
             self.expect(",")
             return types.map_of(key, self.type())
+        if kind == "scalar":
+            return types.scalar(self.element_type())
+        if kind == "vector":
+            token = self.token
+            lanes = self.integer("a number of lanes")
+            self.expect("x")
+            dtype = self.element_type()
+            return self.checked(token, lambda: types.vector(dtype, lanes))
+        if kind == "buffer":
+            dtype = self.element_type()
+            return types.buffer(dtype, self.word("a memory space") if self.accept(",") else "")
         domain = self.string()
         self.expect(",")
         return types.opaque(domain, self.string())
+
+    def element_type(self) -> dtypes.DType:
+        token = self.token
+        return self.dtype(self.expect_kind("word", "an element type").text, token)
 
     def dtype(self, name: str, token: Token) -> dtypes.DType:
         found = dtypes.BY_NAME.get(name)

@@ -114,6 +114,7 @@ def test_canonical_text_is_a_fixpoint() -> None:
         "foo.Bar {a=nan, b=inf, c=-inf, d=-0.0, e=1e-45f64, f=0.1, g=0.1f64}",
         "foo.Bar {a=$alpha: float, b=$\"odd name\": type_proto}",
         "foo.Bar {a=f32[n, 2], b=sequence<optional<map<i64, string[*]>>>, c=sparse<f32[3]>, d=opaque<\"a\", \"b\">}",
+        "foo.Bar {a=scalar<f32>, b=vector<16 x bool>, c=buffer<i8>, d=buffer<f32, stack>}",
         '%a = relu %x : f32["batch size"\'2[1..64], 2*h*n + 1, floordiv(n + 1, 2)]',
         "%a = const 1.5 : f32[]",
         "%a = const [[1, 2], [3, 4]] : i4[2, 2]",

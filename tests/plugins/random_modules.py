@@ -47,6 +47,9 @@ all_types = st.recursive(
         st.builds(types.sparse, any_dtype, shapes),
         st.just(types.UNKNOWN),
         st.builds(types.opaque, text, text),
+        st.builds(types.scalar, any_dtype),
+        st.builds(types.vector, any_dtype, st.integers(1, 64)),
+        st.builds(types.buffer, any_dtype, text),
     ),
     lambda inner: st.one_of(
         st.builds(types.sequence, inner), st.builds(types.optional, inner), st.builds(types.map_of, any_dtype, inner)

@@ -1,0 +1,212 @@
+"""Functions of the level "loop" as LLVM IR text: one small function for each operator, nothing else is known here.
+
+bool is i1 in registers and a byte in memory; bf16 is carried as its bits (i16) and only loaded, stored, selected and
+cast, since LLVM would round it by ways that differ between machines. Of f16 the same holds by convention: arithmetic is
+done in f32 (`vector_math`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...graph import types
+from ...graph.core import Block, Operation, Value
+from ...graph.diagnostics import UsageError
+from ...graph.dtypes import DType
+from ...graph.module import Function, Module
+from ...graph.types import Type
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+_FLOATS = {"f16": "half", "bf16": "i16", "f32": "float", "f64": "double"}
+SUFFIXES = {"half": "f16", "float": "f32", "double": "f64"}
+
+
+def emit_module(module: Module, machine: Machine) -> str:
+    """The LLVM IR of `module` for `machine`: the main function has external linkage, the others are its own."""
+    # These register what they emit; they build on this module, so they come in when it is complete.
+    from . import emit_loops, emit_scalars  # noqa: F401
+
+    emitter = _Emitter(module, machine)
+    bodies = [FunctionEmitter(emitter, function).text() for function in module.all_functions()]
+    return "\n".join([*bodies, *sorted(emitter.declarations), *_ATTRIBUTES, ""])
+
+
+_ATTRIBUTES = (
+    "attributes #0 = { nounwind \"no-builtins\" }",
+    "attributes #1 = { nounwind noinline \"no-builtins\" }",
+)  # fmt: skip
+
+
+def element_type(dtype: DType) -> str:
+    """The type of one number in a register."""
+    if dtype.kind == "bool":
+        return "i1"
+    if dtype.kind == "float" and dtype.name in _FLOATS:
+        return _FLOATS[dtype.name]
+    if dtype.is_integer and dtype.bits >= 8:
+        return f"i{dtype.bits}"
+    raise UsageError("cpu/dtype", f"loops do not compute with {dtype}")
+
+
+def memory_type(dtype: DType) -> str:
+    return "i8" if dtype.kind == "bool" else element_type(dtype)
+
+
+def llvm_type(type: Type) -> str:
+    if isinstance(type, types.ScalarType):
+        return element_type(type.dtype)
+    if isinstance(type, types.VectorType):
+        return f"<{type.lanes} x {element_type(type.dtype)}>"
+    if isinstance(type, types.BufferType):
+        return "ptr"
+    raise UsageError("cpu/type", f"a loop has no values of type {type}")
+
+
+def literal(value: Any, dtype: DType) -> str:
+    """One number as LLVM writes it; floats by their bits."""
+    if dtype.kind == "bool":
+        return "true" if value else "false"
+    if dtype.name in ("f32", "f64"):
+        # LLVM writes a float as the bits of the double of the same value.
+        return f"0x{struct.unpack('<Q', struct.pack('<d', float(value)))[0]:016X}"
+    if dtype.kind == "float":
+        bits = int(np.asarray(value, dtype.numpy).view(np.uint16))
+        return f"0xH{bits:04X}" if dtype.name == "f16" else str(bits)
+    return str(int(value))
+
+
+class _Emitter:
+    def __init__(self, module: Module, machine: Machine) -> None:
+        self.module = module
+        self.machine = machine
+        self.declarations: set[str] = set()
+
+    def intrinsic(self, name: str, result: str, arguments: Sequence[str]) -> str:
+        self.declarations.add(f"declare {result} @{name}({', '.join(arguments)})")
+        return f"@{name}"
+
+
+class FunctionEmitter:
+    """Emits one function; `lines` collects its body, `names` what each value is called there."""
+
+    def __init__(self, emitter: _Emitter, function: Function) -> None:
+        self.emitter = emitter
+        self.function = function
+        self.names: dict[Value, str] = {}
+        self.lines: list[str] = []
+        self.allocations: list[str] = []
+        self.label = "entry"
+        self.count = 0
+
+    def text(self) -> str:
+        function = self.function
+        for index, argument in enumerate(function.inputs):
+            self.names[argument] = f"%a{index}"
+        parameters = ", ".join(f"{llvm_type(argument.type)} {self.names[argument]}" for argument in function.inputs)
+        self.block(function.block)
+        if function.outputs:
+            raise UsageError("cpu/function", f"@{function.key} returns values; a compiled function writes to buffers")
+        is_main = function is self.emitter.module.main
+        head = f"define {'' if is_main else 'internal '}void @{function.key.name}({parameters})"
+        body = "\n".join([*self.allocations, *self.lines, "  ret void"])
+        return f"{head} #{0 if is_main else 1} {{\nentry:\n{body}\n}}\n"
+
+    # ---- helpers -------------------------------------------------------------------------------------------------
+
+    def fresh(self) -> str:
+        self.count += 1
+        return f"%v{self.count}"
+
+    def emit(self, instruction: str) -> str:
+        """An instruction with a result; its name."""
+        name = self.fresh()
+        self.lines.append(f"  {name} = {instruction}")
+        return name
+
+    def do(self, instruction: str) -> None:
+        self.lines.append(f"  {instruction}")
+
+    def start(self, label: str) -> None:
+        self.lines.append(f"{label}:")
+        self.label = label
+
+    def labels(self, *stems: str) -> list[str]:
+        self.count += 1
+        return [f"{stem}{self.count}" for stem in stems]
+
+    def intrinsic(self, name: str, result: str, *arguments: tuple[str, str]) -> str:
+        """A call of an intrinsic that gives `result`; arguments are pairs of type and name."""
+        callee = self.emitter.intrinsic(name, result, [type for type, _ in arguments])
+        call = f"call {result} {callee}({', '.join(f'{type} {value}' for type, value in arguments)})"
+        if result == "void":
+            self.do(call)
+            return ""
+        return self.emit(call)
+
+    def address(self, buffer: Value, index: str) -> str:
+        assert isinstance(buffer.type, types.BufferType)
+        element = memory_type(buffer.type.dtype)
+        return self.emit(f"getelementptr inbounds {element}, ptr {self.names[buffer]}, i64 {index}")
+
+    # ---- structure -----------------------------------------------------------------------------------------------
+
+    def block(self, block: Block) -> list[str]:
+        """Emit the operations of a block; the names of the values it returns."""
+        for op in block:
+            operands = [self.names[operand] for operand in op.operand_values]
+            if op.is_terminator:
+                return operands
+            self.operation(op, operands)
+        raise UsageError("cpu/terminator", "a block does not end with `return`")
+
+    def operation(self, op: Operation, operands: list[str]) -> None:
+        emit = EMITTERS.get(op.name)
+        if emit is None:
+            raise UsageError("cpu/operator", f"{op.name} is not an operator that can be compiled", op.location)
+        results = emit(self, op, operands)
+        if isinstance(results, str):
+            self.names[op.results[0]] = results
+        elif results is not None:
+            self.names.update(zip(op.results, results, strict=True))
+
+
+Emit = Callable[[FunctionEmitter, Operation, list[str]], "str | list[str] | None"]
+EMITTERS: dict[str, Emit] = {}
+
+
+def emits(*names: str) -> Callable[[Emit], Emit]:
+    def register(function: Emit) -> Emit:
+        for name in names:
+            EMITTERS[name] = function
+        return function
+
+    return register
+
+
+def operand_facts(op: Operation, index: int = 0) -> tuple[str, DType, str]:
+    """The LLVM type of operand `index`, its dtype, and the suffix of intrinsics for it: `<4 x float>`, f32, `v4f32`."""
+    value = op.operands[index]
+    assert value is not None
+    return type_facts(value.type)
+
+
+def type_facts(type: Type) -> tuple[str, DType, str]:
+    assert isinstance(type, types.ScalarType | types.VectorType)
+    element = element_type(type.dtype)
+    suffix = SUFFIXES.get(element, element)
+    lanes = f"v{type.lanes}" if isinstance(type, types.VectorType) else ""
+    return llvm_type(type), type.dtype, lanes + suffix
+
+
+def splat(type: Type, number: str) -> str:
+    """A constant in every lane."""
+    if not isinstance(type, types.VectorType):
+        return number
+    element = element_type(type.dtype)
+    return f"<{', '.join([f'{element} {number}'] * type.lanes)}>"

@@ -1,0 +1,91 @@
+"""Compiling LLVM IR in this process: text to machine code, and machine code to addresses that can be called."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from ...graph.module import Module
+from .emit_llvm import emit_module
+from .machine import Machine
+
+# LLVM through llvmlite is used by one thread at a time.
+_lock = threading.Lock()
+
+
+def _llvm() -> Any:
+    """LLVM's binding, imported when the first kernel is compiled."""
+    from llvmlite import binding
+
+    return binding
+
+
+def target_machine(machine: Machine) -> Any:
+    llvm = _llvm()
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_triple(machine.triple)
+    return target.create_target_machine(
+        cpu=machine.cpu, features=machine.features, opt=3, reloc="pic", codemodel="small", jit=True
+    )
+
+
+def optimized(text: str, machine: Machine) -> tuple[Any, Any]:
+    """The optimized LLVM module of IR `text`, and the target machine it is meant for.
+
+    Loops are vectorized and unrolled where they are built, so LLVM's own attempts are off.
+    """
+    llvm, target = _llvm(), target_machine(machine)
+    module = llvm.parse_assembly(text)
+    module.triple = machine.triple
+    module.data_layout = str(target.target_data)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    options.loop_unrolling = False
+    builder = llvm.create_pass_builder(target, options)
+    builder.getModulePassManager().run(module, builder)
+    return module, target
+
+
+def object_code(module: Module, machine: Machine) -> bytes:
+    """Machine code of a module of the level "loop", as a relocatable object file."""
+    with _lock:
+        compiled, target = optimized(emit_module(module, machine), machine)
+        return bytes(target.emit_object(compiled))
+
+
+def assembly(module: Module, machine: Machine) -> str:
+    """The machine code as text, for people."""
+    with _lock:
+        compiled, target = optimized(emit_module(module, machine), machine)
+        return str(target.emit_assembly(compiled))
+
+
+class Code:
+    """Machine code in memory, for as long as this object lives. `address(name)` is that of a main function."""
+
+    def __init__(self, objects: Sequence[bytes], machine: Machine) -> None:
+        llvm = _llvm()
+        with _lock:
+            host = llvm.parse_assembly("")
+            host.triple = machine.triple
+            self._engine = llvm.create_mcjit_compiler(host, target_machine(machine))
+            for code in objects:
+                self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+            self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        """Raises KeyError if there is no function of that name."""
+        with _lock:
+            found = int(self._engine.get_function_address(name))
+        if not found:
+            raise KeyError(f"the compiled code has no function {name!r}")
+        return found
+
+
+def compile_modules(modules: Sequence[Module], machine: Machine) -> Code:
+    """Compile modules of the level "loop", whose main functions have different names."""
+    return Code([object_code(module, machine) for module in modules], machine)

@@ -1,0 +1,1 @@
+"""Generators of kernels: Python functions that build functions of the level "loop"."""

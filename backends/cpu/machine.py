@@ -1,0 +1,121 @@
+"""What this machine can do: vector width, features and registers from LLVM, caches from the system, cores it may use.
+
+`TILEWRIGHT_VECTOR_BITS=128|256|512` makes a wide machine behave like a narrower one.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ...graph.diagnostics import UsageError
+from ...graph.dtypes import DType
+
+WIDTH_VARIABLE = "TILEWRIGHT_VECTOR_BITS"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`features` is LLVM's text for `cpu` and what is on and off; caches are bytes for one core."""
+
+    cpu: str
+    features: str
+    triple: str
+    vector_bits: int
+    registers: int
+    fma: bool
+    scalef: bool
+    l1: int = 32 << 10
+    l2: int = 512 << 10
+    l3: int = 8 << 20
+
+    def lanes(self, dtype: DType) -> int:
+        """How many numbers of `dtype` one register holds."""
+        return max(1, self.vector_bits // dtype.bits)
+
+    @property
+    def key(self) -> str:
+        """What compiled code depends on."""
+        return f"{self.triple}|{self.cpu}|{self.features}|{self.vector_bits}"
+
+
+def machine() -> Machine:
+    """The machine this process runs on, as narrow as the environment asks. Raises UsageError for a strange width."""
+    forced = os.environ.get(WIDTH_VARIABLE, "")
+    if forced not in ("", "128", "256", "512"):
+        raise UsageError("cpu/vector-bits", f"{WIDTH_VARIABLE} is 128, 256 or 512, not {forced!r}")
+    return machine_of_width(int(forced or 0))
+
+
+@cache
+def machine_of_width(bits: int) -> Machine:
+    """The machine with vectors of at most `bits` (0: as wide as they are)."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    features = dict(llvm.get_host_cpu_features())
+    architecture = platform.machine().lower()
+    is_x86 = architecture in ("x86_64", "amd64")
+    widest = 128
+    if is_x86:
+        widest = 512 if features.get("avx512f") and features.get("avx512vl") else 256 if features.get("avx2") else 128
+    vector_bits = min(bits or widest, widest)
+    if vector_bits < 512:
+        # Without these, LLVM has 16 registers and no masks to work with, as on a machine that never had them.
+        features = {
+            name: on and not name.startswith(("avx512", "avx10", "amx", "evex512")) for name, on in features.items()
+        }
+    wide = vector_bits == 512
+    text = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(features.items()))
+    return Machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=text,
+        triple=llvm.get_process_triple(),
+        vector_bits=vector_bits,
+        registers=32 if wide or not is_x86 else 16,
+        fma=bool(features.get("fma")) or not is_x86,
+        scalef=wide,
+        **_caches(),
+    )
+
+
+def _caches() -> dict[str, int]:
+    """Sizes of the data caches of the first core, from Linux's /sys; what is not found keeps its default."""
+    found: dict[str, int] = {}
+    for entry in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            level, kind, size = ((entry / name).read_text().strip() for name in ("level", "type", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction" and size.endswith("K") and size[:-1].isdigit():
+            found[f"l{level}"] = int(size[:-1]) << 10
+    return {name: size for name, size in found.items() if name in ("l1", "l2", "l3")}
+
+
+def usable_cores() -> int:
+    """Cores this process may keep busy: its affinity, and no more than its control group's quota (Linux)."""
+    try:
+        allowed = len(os.sched_getaffinity(0))
+    except AttributeError:
+        allowed = os.cpu_count() or 1
+    quota = _quota()
+    return max(1, min(allowed, quota) if quota else allowed)
+
+
+def _quota() -> int:
+    """The whole cores of the control group's CPU quota, version 2 or 1; 0 if there is none."""
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
+    except (OSError, ValueError):
+        folder = Path("/sys/fs/cgroup/cpu")
+        try:
+            limit, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        except OSError:
+            return 0
+    if not limit.isdigit() or not period.isdigit():
+        return 0
+    return max(1, int(limit) // int(period))
