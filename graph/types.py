@@ -164,7 +164,9 @@ class BufferType(Type):
     space: str
 
     def __str__(self) -> str:
-        return f"buffer<{self.dtype}, {self.space}>" if self.space else f"buffer<{self.dtype}>"
+        if not self.space:
+            return f"buffer<{self.dtype}>"
+        return f"buffer<{self.dtype}, {self.space if self.space.isidentifier() else json.dumps(self.space)}>"
 
 
 def _intern(kind: type[Any], **fields: Any) -> Any:
