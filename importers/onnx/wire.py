@@ -289,14 +289,21 @@ class _Splitter(Reader):
         return pieces
 
     def tensor(self, start: int, end: int) -> list[bytes | memoryview] | None:
-        """Cut the content of a tensor if it is long, the only one in it, and not said to be elsewhere."""
-        contents = self.layout.contents
+        """Cut the content of a tensor if it is long, the only one in it, and not said to be elsewhere.
+
+        A `data_location` goes with it, for the marker has its own: onnx writes one, DEFAULT, behind the content of a
+        tensor that was external once.
+        """
+        contents, location = self.layout.contents, self.layout.data_location
         found: list[tuple[int, int, int, int]] = []
+        replaced: list[tuple[int, int, int, int]] = []
         for item in self.fields(start, end):
             if item[0] == self.layout.external_data:
                 return None
             if item[0] in contents:
                 found.append(item)
+            if item[0] in contents or item[0] == location:
+                replaced.append(item)
         # Protobuf joins repeated packed fields and lets the last raw_data win: such oddities are left to it.
         if len(found) != 1 or found[0][3] - found[0][2] <= self.threshold:
             return None
@@ -304,9 +311,14 @@ class _Splitter(Reader):
         name, width = contents[tag]
         if (after - body) % width:
             raise WireError(field_start, f"{name} has {after - body:,} bytes, not a multiple of {width}")
-        marker = _encode_marker(Marker(len(self.payloads), name))
-        self.payloads.append(Payload(body, after - body))
-        return [self.data[start:field_start], marker, self.data[after:end]]
+        pieces: list[bytes | memoryview] = []
+        for tag, field_start, _, after in replaced:
+            pieces.append(self.data[start:field_start])
+            if tag != location:
+                pieces.append(_encode_marker(Marker(len(self.payloads), name)))
+            start = after
+        self.payloads.append(Payload(body, found[0][3] - body))
+        return [*pieces, self.data[start:end]]
 
 
 def split(buffer: Buffer, threshold: int = THRESHOLD) -> tuple[bytes, list[Payload]]:

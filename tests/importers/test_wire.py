@@ -187,6 +187,22 @@ def test_external_tensors_keep_their_own_entries() -> None:
     assert model.graph.initializer[0] == tensor
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_a_tensor_that_was_external_once_is_cut(first: bool) -> None:
+    """onnx leaves `data_location: DEFAULT` behind the content of a tensor that it has read from another file."""
+    encoded, location = weight("w", 500).SerializeToString(), varint(14 << 3) + varint(TensorProto.DEFAULT)
+    tensor = location + encoded if first else encoded + location
+    assert TensorProto.FromString(tensor).HasField("data_location")
+    graph = helper.make_graph([], "g", [], []).SerializeToString()
+    graph += varint(5 << 3 | 2) + varint(len(tensor)) + tensor
+    data = varint(7 << 3 | 2) + varint(len(graph)) + graph
+    model, payloads = read_model(data)
+    assert marker_of(model.graph.initializer[0]) == (0, "raw_data")
+    assert [length for _, length in payloads] == [2000]
+    again = ModelProto.FromString(write_bytes(split(data)[0], contents(data, payloads))).graph.initializer[0]
+    assert numpy_helper.to_array(again).tolist() == list(range(500))
+
+
 def test_mark_replaces_content() -> None:
     tensor = weight("w", 500)
     mark(tensor, 3)
