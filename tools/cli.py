@@ -6,6 +6,8 @@ Exit codes: 0 done, 1 the answer is no (parity failed, check failed), 2 bad inpu
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import os
 import sys
@@ -92,6 +94,9 @@ def tilewright_command() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `tilewright`: run the command line (default: the process's) and return its exit code."""
+    if arguments is None:
+        # The process ends after the command; without this, Python looks for cycles in all that it leaves behind.
+        atexit.register(gc.freeze)
     return run_command(tilewright_command, arguments, name="tilewright")
 
 
