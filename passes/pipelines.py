@@ -22,7 +22,7 @@ _EXACT = "fold-pads,cancel-transposes,merge-transposes"
 # Rounds differently: what constant factors and terms can be put into weights, and what row by row work is a Gemm.
 _FUSION = (
     "drop-zero-terms,recompose-layer-norm,repeat(max=4){fold-batch-norm,fold-scale-shift,fold-pads},dce,"
-    "collapse-batch,merge-reshapes,matmul-to-gemm,fold-scale-shift"
+    "collapse-batch,merge-reshapes,matmul-to-gemm,fold-scale-shift,fuse-attention,dce"
 )
 
 PRESETS: dict[str, str] = {

@@ -27,6 +27,7 @@ BUILTIN: dict[str, str] = {
     "fold-batch-norm": "fold_batch_norm:FoldBatchNorm",
     "fold-pads": "fold_pads:FoldPads",
     "fold-scale-shift": "fold_scale_shift:FoldScaleShift",
+    "fuse-attention": "fuse_attention:FuseAttention",
     "infer-shapes": "infer_shapes:InferShapes",
     "inline-functions": "inline_functions:InlineFunctions",
     "matmul-to-gemm": "matmul_to_gemm:MatMulToGemm",

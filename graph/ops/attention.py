@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from .. import types
 from ..diagnostics import TypeInferenceError
 from ..dims import Dim, product
-from ..opdef import OpDefinition, op
+from ..opdef import AttributeSpec, OpDefinition, op
 from ..types import TensorType, Type
 from .common import (
     SameShape,
     Shape,
+    WithParts,
     dtype_of,
     error,
     format_shape,
@@ -24,9 +26,11 @@ from .common import (
     times,
     unknown_dims,
 )
+from .rotary_parts import rotary_parts
 
 if TYPE_CHECKING:
-    from ..core import Operation
+    from ..builder import OpBuilder
+    from ..core import Operation, Value
     from ..infer import InferenceContext
 
 
@@ -53,7 +57,51 @@ class Attention(OpDefinition):
 
     q, k and v are [batch, heads, length, size], or [batch, length, heads * size] with the numbers of heads as
     attributes. Past keys and values come before the new ones; the results hold both.
+
+    Two attributes are ours, for attention that a model writes out: they are never written, an operation that has them
+    is written as what it is made of (or as Attention, where that is the same).
+
+    masking: "standard": a query that the masks allow no key at all gives zeros, a mask with too few keys masks the
+      others. "plain": the mask is broadcast, and there are no exceptions: such a query gives what a softmax over equal
+      numbers gives, which is NaN for -inf. "nan-to-zero": as plain, but a weight that is NaN is 0.
+    masked_score: the score of a key that a boolean mask rules out, -inf in the standard.
     """
+
+    # Whether `decompose` may use what makes an operand instead of the operand.
+    looks_through = True
+
+    @cached_property
+    def attribute_specs(self) -> dict[str, AttributeSpec]:
+        return {
+            **super().attribute_specs,
+            "masking": AttributeSpec("masking", "string", default="standard"),
+            "masked_score": AttributeSpec("masked_score", "float", default=float("-inf")),
+        }
+
+    def is_standard(self, op: Operation) -> bool:
+        """Whether the operator of the standard says the same."""
+        mask = op.input(3)
+        if mask is None:
+            return bool(op.attr("masking") != "nan-to-zero")
+        return bool(op.attr("masking") == "standard" and op.attr("masked_score") == float("-inf"))
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        from ..evaluation import evaluate_by_decomposition
+
+        if not any(name in op.attributes for name in ("masking", "masked_score")):
+            return super().evaluate(op, *operands)
+        results = evaluate_by_decomposition(op, operands)
+        assert results is not None
+        return tuple(results)
+
+    def decompose(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
+        from ..infer import InferenceContext
+        from .attention_parts import AttentionParts
+
+        parts = AttentionParts(op, builder, InferenceContext(builder.symbols)).build()
+        if parts is not None or not self.is_standard(op):
+            return parts
+        return super().decompose(op, builder)
 
     def infer(self, op: Operation, context: InferenceContext) -> Sequence[Type]:
         q_dtype, v_dtype = dtype_of(op, 0, 1), dtype_of(op, 2)
@@ -109,8 +157,15 @@ class Attention(OpDefinition):
 
 
 @op("RotaryEmbedding")
-class RotaryEmbedding(SameShape):
-    """Su et al. 2021 (arXiv 2104.09864): pairs of elements rotated by an angle that grows with the position."""
+class RotaryEmbedding(WithParts, SameShape):
+    """Su et al. 2021 (arXiv 2104.09864): pairs of elements rotated by an angle that grows with the position.
+
+    x is [batch, heads, length, size] or packed [batch, length, heads * size]; the caches are [batch, length, size / 2],
+    where the batch may be 1 (which the standard does not say, but its reference implementation means).
+    """
+
+    def parts(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
+        return rotary_parts(op, builder)
 
     def flops(self, op: Operation) -> Dim | None:
         return times(3, operand_size(op))

@@ -17,6 +17,7 @@ from ...graph.dims import FreshSymbols
 from ...graph.module import Function
 from ...graph.types import TensorType
 from .declared import write_declaration
+from .looked_through import looked_through
 from .names import NameScope, NameTable
 from .write_node import NodeWriter
 from .write_tensors import TensorWriter
@@ -167,8 +168,10 @@ class BodyWriter:
     # ---- parts of a graph ----------------------------------------------------------------------------------------
 
     def _write_operations(self, block: Block, graph: OpenGraph) -> None:
+        unneeded = looked_through(block, self.context.symbols, self._nodes.is_in_parts)
         for op in block:
-            self.write(op, graph)
+            if op not in unneeded:
+                self.write(op, graph)
         for value, name in zip(block.terminator.operands, self._output_names[block], strict=True):
             if value is not None and self.use(value) != name:
                 self._nodes.identity(value, name, graph)

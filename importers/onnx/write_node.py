@@ -201,6 +201,16 @@ class NodeWriter:
             return None
         return why_in_parts(op)
 
+    def is_in_parts(self, op: Operation) -> bool:
+        """Whether `op` will be written as its decomposition, if it has one."""
+        if self._why_in_parts(op) is not None:
+            return True
+        try:
+            versions.downgrade(_node_of(op), self.opsets.get(op.domain, 1), self._facts)
+        except versions.CannotDowngrade:
+            return True
+        return False
+
     def _expand(self, op: Operation, graph: OpenGraph) -> bool:
         """Write `op` as simpler operations, built in a block that is thrown away; False if it has no such form."""
         if self._expanding >= _MAX_EXPANSION:

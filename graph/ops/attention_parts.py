@@ -1,0 +1,310 @@
+"""Attention made of simpler operators, in as few as there are for each case.
+
+What makes an operand is looked through where that saves an operation: the keys of `transpose(reshape(x))` are needed
+transposed, which is one other Transpose of the same reshape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import dtypes
+from ..dims import prove_equal
+from ..types import TensorType
+from .masked_rows import rows_may_be_masked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..builder import OpBuilder
+    from ..core import Operation, Value
+    from ..dims import Dim
+    from ..infer import InferenceContext
+
+
+def shape_of_value(value: Value | None) -> tuple[Dim, ...] | None:
+    """The dims of a tensor; None if its rank is unknown or the value is left out."""
+    return value.type.shape if value is not None and isinstance(value.type, TensorType) else None
+
+
+def dtype_of_value(value: Value) -> dtypes.DType:
+    assert isinstance(value.type, TensorType)
+    return value.type.dtype
+
+
+@dataclass
+class Heads:
+    """The operands of an attention per head: numbers of heads, sizes of a head, whether they come packed."""
+
+    queries: int
+    keys: int
+    size: int
+    value_size: int
+    packed: bool
+
+    @property
+    def repeats(self) -> int:
+        """How many heads of queries share a head of keys."""
+        return self.queries // self.keys
+
+
+def heads_of(op: Operation) -> Heads | None:
+    """None if a rank, a number of heads or the size of a head is not known."""
+    shapes = [shape_of_value(op.input(index)) for index in range(3)]
+    query, key, value = shapes
+    if query is None or key is None or value is None or not len(query) == len(key) == len(value):
+        return None
+    if len(query) == 4:
+        return _whole(query[1], key[1], query[3], value[3], packed=False)
+    queries, keys = op.attr("q_num_heads"), op.attr("kv_num_heads")
+    if len(query) != 3 or not queries or not keys:
+        return None
+    if not isinstance(query[2], int) or not isinstance(value[2], int):
+        return None
+    return _whole(queries, keys, query[2] // queries, value[2] // keys, packed=True)
+
+
+def _whole(queries: Dim, keys: Dim, size: Dim, value_size: Dim, packed: bool) -> Heads | None:
+    """The numbers, if all of them are known and queries can share keys evenly."""
+    if not (isinstance(queries, int) and isinstance(keys, int) and isinstance(size, int)):
+        return None
+    if not isinstance(value_size, int) or min(queries, keys, size, value_size) < 1 or queries % keys:
+        return None
+    return Heads(queries, keys, size, value_size, packed)
+
+
+class AttentionParts:
+    """Builds one attention. `build` gives its results, or None if a part of the operator is not covered here."""
+
+    def __init__(self, op: Operation, builder: OpBuilder, context: InferenceContext) -> None:
+        self.op, self.b, self.context = op, builder, context
+
+    def build(self) -> list[Value] | None:
+        op, b = self.op, self.b
+        heads = heads_of(op)
+        if heads is None or self._has_other_parts():
+            return None
+        total = self._total_length()
+        mask = op.input(3)
+        if mask is not None and not self._mask_is_broadcast(mask, total):
+            return None
+        dtype = dtype_of_value(self._operand(0))
+        scale = op.attr("scale")
+        if scale is None:
+            scale = 1.0 / heads.size**0.5
+        flat = self._one_head(heads, scale)
+        if flat is not None:
+            return [flat]
+        keys, present_key = self._keys(heads)
+        values, present_value = self._values(heads)
+        scores = self._capped(b.matmul(self._scaled(self._queries(heads), scale), keys))
+        weights = self._weights(self._masked(scores, mask), dtype)
+        result = b.matmul(weights, values)
+        if heads.packed:
+            result = b.reshape(b.transpose(result, perm=[0, 2, 1, 3]), [0, 0, heads.queries * heads.value_size])
+        return [result, present_key, present_value][: max(1, len(op.results))]
+
+    def _has_other_parts(self) -> bool:
+        op = self.op
+        used = [result for result in op.results[3:] if result.use_count or result.name]
+        windows = [op.attr(name, -1) for name in ("left_window_size", "right_window_size")]
+        return bool(used) or op.input(6) is not None or any(size != -1 for size in windows)
+
+    def _operand(self, index: int) -> Value:
+        value = self.op.input(index)
+        assert value is not None
+        return value
+
+    def _one_head(self, heads: Heads, scale: float) -> Value | None:
+        """[batch, length, size] with one head are their own heads: nothing needs to be moved."""
+        op, b = self.op, self.b
+        if not heads.packed or heads.queries > 1 or op.input(4) is not None or len(op.results) > 1:
+            return None
+        mask = op.input(3)
+        shape = shape_of_value(mask)
+        if mask is not None and (shape is None or len(shape) > 2):
+            mask = _without_heads(mask, self.context)
+            if mask is None:
+                return None
+        query, key, value = (self._operand(index) for index in range(3))
+        scores = self._capped(b.matmul(self._scaled(query, scale), transposed_through(b, key, (0, 2, 1))))
+        result: Value = b.matmul(self._weights(self._masked(scores, mask), dtype_of_value(query)), value)
+        return result
+
+    def _capped(self, scores: Value) -> Value:
+        if not self.op.attr("softcap"):
+            return scores
+        cap = self.b.const(np.asarray(self.op.attr("softcap"), dtype_of_value(scores).numpy))
+        result: Value = self.b.mul(self.b.tanh(self.b.div(scores, cap)), cap)
+        return result
+
+    # ---- query, key, value -----------------------------------------------------------------------------------------
+
+    def _queries(self, heads: Heads) -> Value:
+        query = self._operand(0)
+        if not heads.packed:
+            return query
+        result: Value = self.b.transpose(self._split(query, heads.queries, heads.size), perm=[0, 2, 1, 3])
+        return result
+
+    def _scaled(self, query: Value, scale: float) -> Value:
+        if scale == 1.0:
+            return query
+        result: Value = self.b.mul(query, self.b.const(np.asarray(scale, dtype_of_value(query).numpy)))
+        return result
+
+    def _keys(self, heads: Heads) -> tuple[Value, Value]:
+        """The keys of all heads of queries, transposed, and all keys as they are (if those are asked for)."""
+        key, past = self._operand(1), self.op.input(4)
+        if past is None and (heads.repeats == 1 or heads.keys == 1) and len(self.op.results) < 2:
+            if heads.packed:
+                split = self._split(key, heads.keys, heads.size)
+                transposed: Value = self.b.transpose(split, perm=[0, 2, 3, 1])
+                return transposed, key
+            return transposed_through(self.b, key, (0, 1, 3, 2)), key
+        whole = self._with_past(key, past, heads.keys, heads.size, heads.packed)
+        repeated = self._repeated(whole, heads.keys, heads.repeats, heads.size)
+        return self.b.transpose(repeated, perm=[0, 1, 3, 2]), whole
+
+    def _values(self, heads: Heads) -> tuple[Value, Value]:
+        whole = self._with_past(self._operand(2), self.op.input(5), heads.keys, heads.value_size, heads.packed)
+        return self._repeated(whole, heads.keys, heads.repeats, heads.value_size), whole
+
+    def _with_past(self, new: Value, past: Value | None, count: int, size: int, packed: bool) -> Value:
+        if packed:
+            new = self.b.transpose(self._split(new, count, size), perm=[0, 2, 1, 3])
+        result: Value = new if past is None else self.b.concat(past, new, axis=2)
+        return result
+
+    def _split(self, value: Value, count: int, size: int) -> Value:
+        """[batch, length, heads * size] as [batch, length, heads, size]."""
+        source, target = value, [0, 0, count, size]
+        producer = value.producer
+        # A reshape with a constant target gives the split dims at once.
+        if producer is not None and producer.name == "reshape":
+            data = self.context.data(producer.input(1))
+            if data is not None and not producer.attr("allowzero", 0):
+                inner = producer.input(0)
+                assert inner is not None
+                source, target = inner, [*(int(dim) for dim in data.numpy()[:2]), count, size]
+        result: Value = self.b.reshape(source, target)
+        return result
+
+    def _repeated(self, value: Value, count: int, repeats: int, size: int) -> Value:
+        """Each head `repeats` times in a row; a single one is repeated by the products."""
+        if repeats == 1 or count == 1:
+            return value
+        wide = self.b.expand(self.b.unsqueeze(value, [2]), [1, 1, repeats, 1, 1])
+        result: Value = self.b.reshape(wide, [0, count * repeats, -1, size])
+        return result
+
+    # ---- scores ------------------------------------------------------------------------------------------------------
+
+    def _total_length(self) -> Dim | None:
+        keys, past = shape_of_value(self.op.input(1)), shape_of_value(self.op.input(4))
+        assert keys is not None
+        if self.op.input(4) is None:
+            return keys[-2]
+        return None if past is None else keys[-2] + past[2]
+
+    def _mask_is_broadcast(self, mask: Value, total: Dim | None) -> bool:
+        """Whether the mask covers all keys: the standard fills up a shorter one, also one of length 1."""
+        if self.op.attr("masking") != "standard":
+            return True
+        shape = shape_of_value(mask)
+        return shape is not None and total is not None and bool(shape) and prove_equal(shape[-1], total) is True
+
+    def _masked(self, scores: Value, mask: Value | None) -> Value:
+        """The scores, masked: those of a key that does not count are `masked_score`, or have the mask added."""
+        op, b = self.op, self.b
+        dtype = dtype_of_value(scores)
+        if mask is not None and dtype_of_value(mask) is dtypes.bool_:
+            fill = b.const(np.asarray(op.attr("masked_score"), dtype.numpy))
+            inverted = mask.producer.input(0) if mask.producer is not None and mask.producer.name == "not" else None
+            scores = b.where(mask, scores, fill) if inverted is None else b.where(inverted, fill, scores)
+        elif mask is not None:
+            scores = b.add(scores, mask)
+        return b.add(scores, self._causal(dtype)) if op.attr("is_causal") else scores
+
+    def _causal(self, dtype: dtypes.DType) -> Value:
+        """[queries, keys]: -inf where a key comes after the query, else 0."""
+        b = self.b
+        query, keys, past = self._operand(0), shape_of_value(self.op.input(1)), self.op.input(4)
+        queries = shape_of_value(query)
+        assert queries is not None
+        assert keys is not None
+        past_shape = shape_of_value(past)
+        old: Any = 0 if past is None else past_shape[2] if past_shape is not None else None
+        rows, columns = queries[-2], keys[-2]
+        if isinstance(rows, int) and isinstance(columns, int) and isinstance(old, int):
+            sizes: Any = [rows, columns + old]
+            diagonal: Any = old + 1
+        else:
+            length = b.shape(self._operand(1), start=-2, end=-1)
+            diagonal = b.const(1)
+            if past is not None:
+                before = b.shape(past, start=2, end=3)
+                length = b.add(length, before)
+                diagonal = b.add(b.squeeze(before), 1)
+            sizes = b.concat(b.shape(query, start=-2, end=-1), length, axis=0)
+        filled = b.expand(b.const(np.asarray(-np.inf, dtype.numpy)), sizes)
+        result: Value = b.trilu(filled, diagonal, upper=1)
+        return result
+
+    def _weights(self, scores: Value, dtype: dtypes.DType) -> Value:
+        """The softmax of the scores, in the precision asked for, with rows that have no key handled."""
+        op, b = self.op, self.b
+        precision = op.attr("softmax_precision")
+        cast = precision is not None and dtypes.BY_ONNX_CODE[precision] is not dtype
+        weights: Value = b.softmax(b.cast(scores, to=precision) if cast else scores, axis=-1)
+        if cast:
+            weights = b.cast(weights, to=dtype.onnx_code)
+        masking = op.attr("masking")
+        if masking == "nan-to-zero":
+            zero = b.const(np.zeros((), dtype.numpy))
+            weights = b.where(b.isnan(weights), zero, weights)
+        elif masking == "standard":
+            weights = self._zero_where_all_masked(weights, dtype)
+        return weights
+
+    def _zero_where_all_masked(self, weights: Value, dtype: dtypes.DType) -> Value:
+        """The standard: a query that may see no key at all gives zeros."""
+        op, b = self.op, self.b
+        mask = op.input(3)
+        if mask is None or not rows_may_be_masked(mask, self.context, bool(op.attr("is_causal"))):
+            return weights
+        bias = mask
+        if dtype_of_value(mask) is dtypes.bool_:
+            bias = b.where(mask, b.const(np.zeros((), dtype.numpy)), b.const(np.asarray(-np.inf, dtype.numpy)))
+        if op.attr("is_causal"):
+            bias = b.add(bias, self._causal(dtype))
+        none = b.equal(b.reduce_max(bias, [-1], keepdims=1), b.const(np.asarray(-np.inf, dtype.numpy)))
+        result: Value = b.where(none, b.const(np.zeros((), dtype.numpy)), weights)
+        return result
+
+
+def _without_heads(mask: Value, context: InferenceContext) -> Value | None:
+    """What an Unsqueeze gave the axis of heads; None if the mask was not made so."""
+    producer = mask.producer
+    if producer is None or producer.name != "unsqueeze":
+        return None
+    axes = context.constant(producer.input(1))
+    return producer.input(0) if axes is not None and axes.tolist() == [1] else None
+
+
+def transposed_through(builder: OpBuilder, value: Value, perm: Sequence[int]) -> Value:
+    """`value` transposed, by one Transpose of what it is a Transpose of itself; nothing if both cancel."""
+    producer = value.producer
+    source = value
+    if producer is not None and producer.name == "transpose":
+        inner = producer.attr("perm")
+        operand = producer.input(0)
+        if inner is not None and operand is not None and len(inner) == len(perm):
+            source, perm = operand, [inner[axis] for axis in perm]
+    if list(perm) == list(range(len(perm))):
+        return source
+    result: Value = builder.transpose(source, perm=list(perm))
+    return result

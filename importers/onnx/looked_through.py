@@ -1,0 +1,55 @@
+"""Operations that are not written because only decompositions read them, and those look through them.
+
+The parts of an Attention, say, need the transposed keys. Where the keys come from a Transpose, one other Transpose of
+what that one reads does; then nobody needs the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...graph.builder import OpBuilder
+from ...graph.core import Block, Operation, Value
+from ...graph.diagnostics import TypeInferenceError
+from ...graph.dims import FreshSymbols
+
+
+def looked_through(block: Block, symbols: FreshSymbols, in_parts: Callable[[Operation], bool]) -> set[Operation]:
+    """The operations of `block` that nobody will need; `in_parts` tells which operations are decomposed."""
+    used: set[Value] = set()
+    decomposed: set[Operation] = set()
+    for op in block:
+        if getattr(op.definition, "looks_through", False) and in_parts(op):
+            found = _read_by_parts(op, symbols)
+            if found is not None:
+                used |= found
+                decomposed.add(op)
+    if not decomposed:
+        return set()
+    unneeded = set(decomposed)
+    for op in reversed(block):
+        if op.name == "const" or op.regions or not op.definition.is_pure or not _is_used(op):
+            continue
+        if all(result not in used and all(use.user in unneeded for use in result.uses) for result in op.results):
+            unneeded.add(op)
+    return unneeded - decomposed
+
+
+def _is_used(op: Operation) -> bool:
+    return any(result.use_count for result in op.results)
+
+
+def _read_by_parts(op: Operation, symbols: FreshSymbols) -> set[Value] | None:
+    """The values outside that the decomposition of `op` reads; None if there is none."""
+    scratch = Block()
+    try:
+        values = op.definition.decompose(op, OpBuilder(scratch, symbols, location=op.location))
+        if values is None:
+            return None
+        read = {operand for made in scratch for operand in made.operand_values}
+        return read.union(values)
+    except TypeInferenceError:
+        return None
+    finally:
+        for made in reversed(scratch):
+            made._erase()

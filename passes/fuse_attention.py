@@ -1,0 +1,218 @@
+"""fuse-attention: attention that is written out becomes the operator Attention. Level onnx.
+
+softmax(q @ k^T * scale + mask) @ v (Vaswani et al., 2017), as exporters write it: the scale on either operand, on both
+as a square root, or on the product; the mask added or chosen by a condition; keys and values repeated for groups of
+heads; heads split off and joined by reshapes and transposes, which vanish where they are those of Attention's form
+[batch, length, heads * size].
+
+Invariant: shapes, element types and numbers of uses are proven, not guessed from names. What a row gives in which no
+key may be seen is kept: Attention of the standard gives zeros there, a softmax NaN (or a uniform row), so an operation
+with such a mask says `masking="plain"`, and is written as Attention only where that is the same.
+
+    %0 = transpose %k {perm=[0, 1, 3, 2]} : f32[b, h, d, s]
+    %1 = matmul %q, %0 : f32[b, h, s, s]
+    %2 = mul %1, 0.125 : f32[b, h, s, s]                 ->   %4 = attention %q, %k, %v {scale=0.125} : f32[b, h, s, d]
+    %3 = softmax %2 {axis=-1} : f32[b, h, s, s]
+    %4 = matmul %3, %v : f32[b, h, s, d]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from ..graph.builder import OpBuilder
+from ..graph.core import Operation, Value
+from ..graph.infer import InferenceContext
+from ..graph.location import fuse
+from .base import RulePass
+from .context import PassContext
+from .fuse_attention_forms import Operands, choose_again, choose_operands
+from .fuse_attention_masks import Mask, build_mask, choose_mask
+from .fuse_attention_scores import NearMiss, Scores, dtype_of, near, read_scores
+from .fuse_attention_views import shape_of
+from .rules import Match, Mismatch, OpRule, Replacement, Verdict
+
+if TYPE_CHECKING:
+    from ..graph.dims import Dim
+    from ..graph.module import Module
+    from ..graph.rewriter import Rewriter
+
+# Element types that Attention takes.
+_FLOATS = ("f32", "f16", "bf16", "f64")
+
+
+@dataclass
+class Site:
+    """One attention that can be fused: what was read, and what the new operation gets."""
+
+    scores: Scores
+    operands: Operands
+    mask: Mask | None
+    scale: float
+
+
+def find_site(softmax: Operation, inference: InferenceContext) -> Site | Mismatch:
+    """The attention around `softmax`; a NearMiss if there is one that cannot be fused, with the reason."""
+    scores = read_scores(softmax, inference)
+    if isinstance(scores, Mismatch):
+        return scores
+    values = scores.context.operands[1]
+    types = {dtype_of(operand) for operand in (*scores.product.operands, values)}
+    dtype = types.pop()
+    if types or dtype is None or dtype.name not in _FLOATS:
+        return near("query, key and value are not of one floating-point type", scores.product, scores.context)
+    operands = choose_operands(scores, inference)
+    if isinstance(operands, Mismatch):
+        return operands
+    mask = choose_mask(scores, operands, inference)
+    if isinstance(mask, Mismatch):
+        return mask
+    return Site(scores, operands, mask, scores.scale * operands.scale)
+
+
+class FusedAttention(OpRule):
+    """matmul(softmax(matmul(q, transpose(k)) * scale + mask), v) -> attention(q, k, v, mask)"""
+
+    name = "attention"
+    exactness = "reassociates"
+    root: ClassVar[str] = "softmax"
+
+    def when(self, m: Match) -> Verdict:
+        found = find_site(m.root, m.inference)
+        return found if isinstance(found, Mismatch) else True
+
+    def build(self, b: OpBuilder, m: Match) -> Replacement:
+        site = find_site(m.root, m.inference)
+        assert isinstance(site, Site)
+        _Fusion(site, m.rewriter).run()
+        return None
+
+
+class _Fusion:
+    """Puts the new operation in the place of the old ones."""
+
+    def __init__(self, site: Site, rewriter: Rewriter) -> None:
+        self.site, self.rewriter = site, rewriter
+        location = fuse("attention", [op.location for op in site.scores.ops])
+        self.b = rewriter.before(site.scores.context, location)
+
+    def run(self) -> None:
+        site, b = self.site, self.b
+        query, key, value = (choice.build(b) for choice in site.operands.choices)
+        attributes: dict[str, object] = {"scale": _rounded(site.scale, query)}
+        if not _is_usable_scale(site.scale, query):
+            query = b.mul(query, b.const(np.asarray(site.scale, _dtype(query))))
+            attributes["scale"] = 1.0
+        if site.operands.packed is not None:
+            attributes["q_num_heads"], attributes["kv_num_heads"] = site.operands.packed
+        if site.scores.softcap:
+            attributes["softcap"] = site.scores.softcap
+        if site.scores.precision is not None:
+            attributes["softmax_precision"] = site.scores.precision
+        mask = None
+        if site.mask is not None:
+            inference = InferenceContext(self.rewriter.symbols)
+            mask, said = build_mask(b, site.mask, _length(key), inference)
+            attributes.update(said)
+        if site.scores.guarded:
+            attributes["masking"] = "nan-to-zero"
+        new = b.create("attention", [query, key, value, mask], attributes).result
+        self._replace(new)
+
+    def _replace(self, new: Value) -> None:
+        operands, old = self.site.operands, self.site.operands.result
+        # The old type is what the model says of the result; the dims of the operands are equal to it where it runs.
+        self.rewriter.set_type(new, old.type)
+        self.rewriter.replace_uses(old, new)
+        for op in reversed([*self.site.scores.ops, *operands.after]):
+            if op is not self.site.scores.softmax and not any(result.use_count for result in op.results):
+                self.rewriter.erase(op)
+
+
+def _dtype(value: Value) -> np.dtype:
+    dtype = dtype_of(value)
+    assert dtype is not None
+    return dtype.numpy
+
+
+def _length(key: Value) -> Dim:
+    """The number of keys: the last dim but one, packed or per head."""
+    shape = shape_of(key)
+    assert shape is not None
+    return shape[-2]
+
+
+def _rounded(scale: float, query: Value) -> float:
+    """The scale in f32, as the attribute is; a scale for f64 is used only if that is exact."""
+    return scale if str(dtype_of(query)) == "f64" else float(np.float32(scale))
+
+
+def _is_usable_scale(scale: float, query: Value) -> bool:
+    """Attention takes a positive f32 as its scale, of which it uses the square root."""
+    if scale <= 0 or not np.isfinite(np.float32(scale)):
+        return False
+    return str(dtype_of(query)) != "f64" or float(np.float32(scale)) == scale
+
+
+class AttentionOperands(OpRule):
+    """attention(transpose(reshape(q)), ...) -> attention(q, ...), also for repeated keys and values"""
+
+    exactness = "reassociates"
+    root: ClassVar[str] = "attention"
+
+    def when(self, m: Match) -> Verdict:
+        found = choose_again(m.root, m.inference)
+        return found if isinstance(found, Mismatch) else True
+
+    def build(self, b: OpBuilder, m: Match) -> Replacement:
+        found = choose_again(m.root, m.inference)
+        assert isinstance(found, Operands)
+        old, rewriter = m.root, m.rewriter
+        attributes = dict(old.attributes)
+        query, key, value = (choice.build(b) for choice in found.choices)
+        if found.packed is not None:
+            attributes["q_num_heads"], attributes["kv_num_heads"] = found.packed
+        if found.scale != 1.0:
+            size = (shape_of(old.operands[0]) or (0,))[-1]
+            scale = old.attr("scale")
+            if scale is None:
+                scale = 1.0 / size**0.5 if isinstance(size, int) else 0.0
+            scale *= found.scale
+            if not _is_usable_scale(scale, query):
+                return m.fail("the scale of the operands has no place in the attribute")
+            attributes["scale"] = _rounded(scale, query)
+        new = b.create("attention", [query, key, value, *old.operands[3:]], attributes).result
+        rewriter.set_type(new, found.result.type)
+        rewriter.replace_uses(found.result, new)
+        for op in reversed(found.after):
+            if not any(result.use_count for result in op.results):
+                rewriter.erase(op)
+        return None
+
+
+@dataclass(frozen=True)
+class FuseAttention(RulePass):
+    """Fuse attention that is written out."""
+
+    name = "fuse-attention"
+    exactness = "reassociates"
+    rules = (FusedAttention, AttentionOperands)
+
+    def run(self, module: Module, context: PassContext) -> bool:
+        changed = super().run(module, context)
+        inference = InferenceContext(module.symbols)
+        for op in module.walk():
+            found = find_site(op, inference) if op.name == "softmax" else None
+            if isinstance(found, NearMiss):
+                culprits = [c for c in found.culprits if isinstance(c, Operation)]
+                notes = [f"{each.name} at {each.location}" for each in culprits]
+                context.remark(
+                    "fuse-attention/near-miss", f"attention is not fused: {found.reason}", op.location, *notes
+                )
+        return changed
+
+
+__all__ = ["FuseAttention", "FusedAttention", "Site", "find_site"]

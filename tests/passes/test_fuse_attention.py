@@ -1,0 +1,79 @@
+"""fuse-attention: every form is found, gives the same numbers, and is written in no more nodes than it had."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+from attention_forms import FORMS, feeds_for, model_of
+
+import tilewright
+from tilewright import PassManager
+from tilewright.importers.onnx import to_proto
+from tilewright.passes.context import PassContext
+
+
+def fuse(model, pipeline="fuse-attention,dce"):
+    """Run the pass; the remarks that it made."""
+    context = PassContext(debug=True)
+    PassManager.parse(pipeline, verify_each=True).run(model, context)
+    return [d.message for d in context.log.diagnostics if d.code == "fuse-attention/near-miss"]
+
+
+def names(model):
+    return [op.name for op in model.walk() if op.name not in ("const", "return")]
+
+
+def run(model, feeds):
+    return tilewright.compile(model, target="reference").run(feeds)
+
+
+def run_in_runtime(proto, feeds):
+    """ONNX Runtime, its own optimizations off."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    outputs = [output.name for output in session.get_outputs()]
+    return dict(zip(outputs, session.run(outputs, feeds), strict=True))
+
+
+def same(got, wanted, tolerance=2e-6):
+    assert got.keys() == wanted.keys()
+    for name, expected in wanted.items():
+        assert got[name].shape == expected.shape
+        assert got[name].dtype == expected.dtype
+        np.testing.assert_allclose(got[name], expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_form_is_fused_and_gives_the_same(name):
+    form = FORMS[name]
+    model = model_of(form.build)
+    feeds = feeds_for(model)
+    before = run(model, feeds)
+    types = [(str(value.type), value.name) for value in model.main.inputs]
+    assert fuse(model) == []
+    found = [op for op in model.walk() if op.name == "attention"]
+    assert len(found) == 1
+    assert not set(names(model)) & set(form.removed)
+    attention = found[0]
+    assert ("q_num_heads" in attention.attributes) is form.packed
+    assert attention.attributes.get("masking") == form.masking
+    if form.kv_heads is not None:
+        assert attention.operands[1].type.shape[1] == form.kv_heads
+    same(run(model, feeds), before)
+    assert [(str(value.type), value.name) for value in model.main.inputs] == types
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_form_written_for_an_old_opset_has_no_more_nodes(name):
+    form = FORMS[name]
+    before = to_proto(model_of(form.build), opset=20)
+    model = model_of(form.build)
+    fuse(model, "fuse-attention,fold,cse,dce")
+    after = to_proto(model, opset=20)
+    assert "Attention" not in [node.op_type for node in after.graph.node]
+    assert len(after.graph.node) <= len(before.graph.node)
+    feeds = feeds_for(model)
+    same(run_in_runtime(after, feeds), run(model_of(form.build), feeds))
