@@ -28,8 +28,11 @@ from ..types import ScalarType, Type, VectorType
 Operand: TypeAlias = "Value | int | float | bool"
 Number: TypeAlias = "int | float | bool"
 
+# On plain numbers; those that are divided are indices, which are not negative.
 _FOLDED: dict[str, Any] = {
-    "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y, "max": max, "min": min,
+    "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y, "div": lambda x, y: x // y,
+    "rem": lambda x, y: x % y, "max": max, "min": min, "lt": lambda x, y: x < y, "le": lambda x, y: x <= y,
+    "eq": lambda x, y: x == y, "ne": lambda x, y: x != y,
 }  # fmt: skip
 _NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1, "or": 0, "xor": 0, "shl": 0, "shr": 0}
 
@@ -232,8 +235,14 @@ class LoopBuilder:
         state.results = self._create("loop.for", operands, regions={"body": Region(body)}).results
 
     @contextmanager
-    def when(self, condition: Value) -> Iterator[None]:
-        """What is built inside runs only if `condition` is true."""
+    def when(self, condition: Operand) -> Iterator[None]:
+        """What is built inside runs only if `condition` is true. One that is known to be false builds code for
+        nothing, so ask for it before."""
+        if not isinstance(condition, Value):
+            if not condition:
+                raise ValueError("the condition is known to be false: build nothing")
+            yield
+            return
         then, otherwise = Block(), Block()
         outer, self.block = self.block, then
         yield
@@ -243,8 +252,13 @@ class LoopBuilder:
         self.block = outer
         self._create("loop.if", [condition], regions={"then": Region(then), "else": Region(otherwise)})
 
-    def branch(self, condition: Value, then: Any, otherwise: Any) -> tuple[Value, ...]:
-        """The results of `then()` or of `otherwise()`, functions that build a body and give its values (or None)."""
+    def branch(self, condition: Operand, then: Any, otherwise: Any) -> tuple[Operand, ...]:
+        """The results of `then()` or of `otherwise()`, functions that build a body and give its values (or None).
+
+        If the condition is a number, only one of them is built.
+        """
+        if not isinstance(condition, Value):
+            return tuple((then if condition else otherwise)() or ())
         outer = self.block
         regions = {}
         for name, build in (("then", then), ("else", otherwise)):

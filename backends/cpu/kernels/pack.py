@@ -1,0 +1,130 @@
+"""Copying a strip of a matrix into the order in which a matrix product reads it: `width` numbers for each k in turn."""
+
+from __future__ import annotations
+
+from ....graph.core import Value
+from ....graph.dtypes import DType
+from ....graph.kernel.loop_builder import LoopBuilder, Operand
+
+
+def pack_strip(
+    b: LoopBuilder,
+    source: Value,
+    target: Value,
+    count: Operand,
+    depth: Operand,
+    width: int,
+    across: Operand,
+    along: Operand,
+    lanes: int,
+) -> None:
+    """target[k * width + i] = source[i * across + k * along] for k < depth and i < width.
+
+    Rows from `count` on repeat the last one. Where `along` is 1 blocks are transposed in registers; then up to
+    `lanes` - 1 numbers behind the end of `target` may be written.
+    """
+    if not isinstance(along, Value) and along == 1:
+        _transpose_strip(b, source, target, count, depth, width, across, lanes)
+    elif not isinstance(across, Value) and across == 1:
+        _copy_strip(b, source, target, count, depth, width, along, lanes)
+    else:
+        _gather_strip(b, source, target, count, depth, width, across, along)
+
+
+def _copy_strip(
+    b: LoopBuilder, source: Value, target: Value, count: Operand, depth: Operand, width: int, along: Operand, lanes: int
+) -> None:
+    starts = range(0, width, lanes)
+    masks = [b.tail_mask(b.index(b.sub(b.min(count, width), start)), min(lanes, width - start)) for start in starts]
+    with b.loop(0, depth) as k:
+        for start, mask in zip(starts, masks, strict=True):
+            part = b.load(source, b.add(b.mul(k, along), start), min(lanes, width - start), mask)
+            b.store(part, target, b.add(b.mul(k, width), start))
+
+
+def _transpose_strip(
+    b: LoopBuilder,
+    source: Value,
+    target: Value,
+    count: Operand,
+    depth: Operand,
+    width: int,
+    across: Operand,
+    lanes: int,
+) -> None:
+    last = b.sub(count, 1)
+    rows = [b.mul(b.min(i, last), across) if i else 0 for i in range(width)]
+    whole = b.sub(depth, b.rem(b.index(depth), lanes)) if isinstance(depth, Value) else depth - depth % lanes
+    with b.loop(0, whole, lanes) as k:
+        _transpose_block(b, source, target, rows, k, width, lanes, None)
+    rest = b.sub(depth, whole)
+    if isinstance(rest, Value):
+        with b.when(b.lt(0, rest)):
+            _transpose_block(b, source, target, rows, whole, width, lanes, rest)
+    elif rest:
+        _transpose_block(b, source, target, rows, whole, width, lanes, rest)
+
+
+def _transpose_block(
+    b: LoopBuilder,
+    source: Value,
+    target: Value,
+    rows: list[Operand],
+    k: Operand,
+    width: int,
+    lanes: int,
+    depth: Operand | None,
+) -> None:
+    """`lanes` steps of k, or only the first `depth` of them."""
+    mask = None if depth is None else b.tail_mask(b.index(depth), lanes)
+    for start in range(0, width, lanes):
+        here = rows[start : start + lanes]
+        loaded = [b.load(source, b.add(row, k), lanes, mask) for row in here]
+        columns = transposed(b, loaded + loaded[-1:] * (lanes - len(loaded)), lanes)
+        for step, column in enumerate(columns):
+            place = b.add(b.mul(b.add(k, step), width), start)
+            if isinstance(depth, Value):
+                with b.when(b.lt(step, depth)):
+                    b.store(column, target, place)
+            elif depth is None or step < depth:
+                b.store(column, target, place)
+
+
+def transposed(b: LoopBuilder, rows: list[Value], lanes: int) -> list[Value]:
+    """A square of `lanes` vectors of `lanes` numbers, transposed: pairs of rows exchange blocks of half their size,
+    then of a quarter, and so on."""
+    distance = lanes // 2
+    while distance:
+        low = [lane if not lane & distance else lanes + lane - distance for lane in range(lanes)]
+        high = [lane + distance if not lane & distance else lanes + lane for lane in range(lanes)]
+        exchanged = list(rows)
+        for index in range(lanes):
+            if not index & distance:
+                pair = rows[index], rows[index + distance]
+                exchanged[index] = b.shuffle(*pair, low)
+                exchanged[index + distance] = b.shuffle(*pair, high)
+        rows = exchanged
+        distance //= 2
+    return rows
+
+
+def _gather_strip(
+    b: LoopBuilder,
+    source: Value,
+    target: Value,
+    count: Operand,
+    depth: Operand,
+    width: int,
+    across: Operand,
+    along: Operand,
+) -> None:
+    last = b.sub(count, 1)
+    with b.loop(0, depth) as k, b.loop(0, width) as i:
+        place = b.add(b.mul(b.min(i, last), across), b.mul(k, along))
+        b.store(b.load(source, place), target, b.add(b.mul(k, width), i))
+
+
+def strip_size(width: int, depth: int, dtype: DType, lanes: int) -> int:
+    """Elements that `pack_strip` may write for `depth` steps: a multiple of a cache line."""
+    line = max(1, 512 // dtype.bits)
+    return -(-(width * depth + lanes) // line) * line
