@@ -21,10 +21,7 @@ LINEAR = ("conv", "conv_transpose", "gemm", "matmul")
 
 
 def scaled(weight: np.ndarray, factor: np.ndarray | float) -> np.ndarray:
-    """`weight * factor` in the dtype and shape of `weight`, rounded once, without a float64 copy of that size."""
-    exact = np.asarray(factor).astype(weight.dtype)
-    if (exact == factor).all():
-        return weight * exact  # the same bits, sooner: the product of two such numbers is exact in a wider type
+    """`weight * factor` in the dtype and shape of `weight`, computed in float64 without a copy of that size."""
     result = np.empty_like(weight)
     # numpy converts a few thousand elements at a time, on their way in and out.
     np.multiply(weight, factor, out=result, dtype=np.float64, casting="unsafe")
