@@ -119,7 +119,11 @@ class DiagnosticLog:
 
     @property
     def errors(self) -> list[Diagnostic]:
-        return [d for d in self.diagnostics if d.severity == "error"]
+        return self.errors_since(0)
+
+    def errors_since(self, count: int) -> list[Diagnostic]:
+        """The errors among the findings after the first `count`; `len(log.diagnostics)` marks a place."""
+        return [d for d in self.diagnostics[count:] if d.severity == "error"]
 
     @property
     def warnings(self) -> list[Diagnostic]:

@@ -60,11 +60,19 @@ class Signature:
     """What a node of one operator, at one version, must look like."""
 
     def __init__(self, schema: onnx.defs.OpSchema) -> None:
-        self.schema = schema
-        self.name = schema.name
+        self.domain, self.name = schema.domain, schema.name
         self.attributes = {name: _kind_code(item) for name, item in schema.attributes.items()}
         self.required = [name for name, item in schema.attributes.items() if item.required]
-        self.inputs = list(schema.inputs)
+        # Facts of the schema are copied out once: each look into it crosses from Python into C++.
+        self.input_names = [item.name for item in schema.inputs]
+        self.required_inputs = [
+            (index, item.name) for index, item in enumerate(schema.inputs) if item.option == _OPTIONS.Single
+        ]
+        last = schema.inputs[-1] if schema.inputs else None
+        self.variadic = last is not None and last.option == _OPTIONS.Variadic
+        # Whether values of a variadic input have types of their own each.
+        self.mixed = self.variadic and last is not None and not last.is_homogeneous
+        self.least_variadic = int(last.min_arity) if self.variadic and last is not None else 0
         self.minimum, self.maximum = int(schema.min_input), int(schema.max_input)
         self.minimum_output, self.maximum_output = int(schema.min_output), int(schema.max_output)
         allowed = {item.type_param_str: frozenset(item.allowed_type_strs) for item in schema.type_constraints}
@@ -74,11 +82,11 @@ class Signature:
                 item.type_str if item.type_str in allowed else None,
                 allowed.get(item.type_str, frozenset({item.type_str})),
             )
-            for item in self.inputs
+            for item in schema.inputs
         ]
 
     def input_position(self, index: int) -> int:
-        return min(index, len(self.inputs) - 1)
+        return min(index, len(self.input_names) - 1)
 
 
 class SchemaChecker:
@@ -145,7 +153,7 @@ class SchemaChecker:
 
     def check(self, node: NodeProto, signature: Signature, location: Location) -> bool:
         """Log everything wrong with the counts of inputs and outputs and with the attributes; whether all is well."""
-        before = len(self.log.errors)
+        before = len(self.log.diagnostics)
         _check_counts(node, signature, self.log, location)
         given: dict[str, AttributeProto] = {}
         for attribute in node.attribute:
@@ -169,7 +177,7 @@ class SchemaChecker:
         for name in signature.required:
             if name not in given:
                 self.log.error("onnx/attribute-missing", f"{signature.name} needs its attribute {name!r}", location)
-        return len(self.log.errors) == before
+        return not self.log.errors_since(before)
 
     def check_types(self, operands: Sequence[Value | None], signature: Signature, location: Location) -> bool:
         """Log an error for the first operand whose type the schema does not allow; whether there is none."""
@@ -180,24 +188,24 @@ class SchemaChecker:
                 continue
             position = signature.input_position(index)
             variable, allowed = signature.input_types[position]
-            formal = signature.inputs[position]
+            name = signature.input_names[position]
             if text not in allowed:
                 self.log.error(
                     "onnx/operand-type",
-                    f"input {formal.name!r} of {signature.name} is {operand.type}, which opset "
-                    f"{self.opsets.get(signature.schema.domain)} does not allow",
+                    f"input {name!r} of {signature.name} is {operand.type}, which opset "
+                    f"{self.opsets.get(signature.domain)} does not allow",
                     location,
                     f"allowed are {', '.join(sorted(allowed))}",
                 )
                 return False
-            if variable is None or (formal.option == _OPTIONS.Variadic and not formal.is_homogeneous):
+            if variable is None or (signature.mixed and position == len(signature.input_names) - 1):
                 continue
             first, first_index = bound.setdefault(variable, (text, index))
             if first != text:
-                other = signature.inputs[signature.input_position(first_index)].name
+                other = signature.input_names[signature.input_position(first_index)]
                 self.log.error(
                     "onnx/operand-type",
-                    f"inputs {other!r} ({first}) and {formal.name!r} ({text}) of {signature.name} must have one type",
+                    f"inputs {other!r} ({first}) and {name!r} ({text}) of {signature.name} must have one type",
                     location,
                 )
                 return False
@@ -211,14 +219,12 @@ def _check_counts(node: NodeProto, signature: Signature, log: DiagnosticLog, loc
             "onnx/operand-count", f"{signature.name} takes at most {signature.maximum} inputs, not {count}", location
         )
         return
-    for index, formal in enumerate(signature.inputs):
-        absent = index >= count or not node.input[index]
-        if formal.option == _OPTIONS.Single and absent:
-            log.error("onnx/operand-missing", f"{signature.name} needs its input {formal.name!r}", location)
-        elif formal.option == _OPTIONS.Variadic and count - index < formal.min_arity:
-            log.error(
-                "onnx/operand-missing", f"{signature.name} needs at least {formal.min_arity} {formal.name!r}", location
-            )
+    for index, name in signature.required_inputs:
+        if index >= count or not node.input[index]:
+            log.error("onnx/operand-missing", f"{signature.name} needs its input {name!r}", location)
+    if signature.variadic and count - len(signature.input_names) + 1 < signature.least_variadic:
+        least, name = signature.least_variadic, signature.input_names[-1]
+        log.error("onnx/operand-missing", f"{signature.name} needs at least {least} {name!r}", location)
     if not signature.minimum_output <= outputs <= signature.maximum_output:
         least, most = signature.minimum_output, signature.maximum_output
         wanted = str(least) if least == most else f"{least} to {most}"

@@ -124,7 +124,7 @@ def _read_model(model: ModelProto, tensors: TensorReader, log: DiagnosticLog) ->
     if is_deeper_than([model.graph, *_bodies(model)], MAX_DEPTH):
         raise ModelError("onnx/too-deep", f"subgraphs are nested deeper than {MAX_DEPTH} levels")
     check_text(model)
-    before = len(log.errors)
+    before = len(log.diagnostics)
     placed = ImportLog(log)
     opsets = _opsets(model.opset_import, "the model", log)
     if not model.opset_import and model.ir_version < 3:
@@ -145,8 +145,9 @@ def _read_model(model: ModelProto, tensors: TensorReader, log: DiagnosticLog) ->
         module.functions[key] = _read_function(key, proto, context)
         placed.pop()
     _keep_model_facts(module, model, context)
-    if len(log.errors) > before:
-        raise ModelError.collect(log.errors[before:])
+    errors = log.errors_since(before)
+    if errors:
+        raise ModelError.collect(errors)
     return module
 
 

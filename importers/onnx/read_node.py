@@ -85,9 +85,9 @@ class NodeReader:
         """Read `proto`, append its operation to the builder's block and define the names of its results."""
         location = NodeLocation(proto.name, index)
         operands = [self.bodies.use(scope, name, location, "the input") if name else None for name in proto.input]
-        before = len(self.log.errors)
+        before = len(self.log.diagnostics)
         op = self._operation(proto, operands, scope, builder, declared, location)
-        if op is None or len(self.log.errors) > before:
+        if op is None or self.log.errors_since(before):
             for name in filter(None, proto.output):
                 self.bodies.define(scope, name, self.placeholder(name), location)
             return
@@ -135,9 +135,9 @@ class NodeReader:
             if signature is not None and not self._types_fit(operands, signature, location):
                 return None
         metadata = self._metadata(proto)
-        before = len(self.log.errors)
+        before = len(self.log.diagnostics)
         attributes, regions = self._attributes(proto, operands, scope, location, metadata)
-        if len(self.log.errors) > before:
+        if self.log.errors_since(before):
             return None
         if domain == "" and proto.op_type == "Constant" and not is_call:
             return self._constant_node(proto, attributes, builder, metadata, location)

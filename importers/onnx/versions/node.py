@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -39,10 +38,10 @@ class Node:
 
     def copy(self) -> Node:
         """An independent node with the same content."""
-        twin = copy(self)
-        twin.attributes, twin.inputs = dict(self.attributes), list(self.inputs)
-        twin.legacy, twin.from_attribute = dict(self.legacy), dict(self.from_attribute)
-        return twin
+        return Node(
+            self.domain, self.op_type, dict(self.attributes), list(self.inputs), self.output_count, self.version,
+            dict(self.legacy), dict(self.from_attribute), self.output_types,
+        )  # fmt: skip
 
     def input(self, index: int) -> Input:
         return self.inputs[index] if index < len(self.inputs) else None
