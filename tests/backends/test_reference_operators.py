@@ -402,9 +402,22 @@ def classical(r: Random) -> Iterator[Case]:
     yield ml("LinearRegressor", [x], coefficients=r(6).tolist(), intercepts=[1.0, 2.0], targets=2)
 
 
+def strings(r: Random) -> Iterator[Case]:
+    # In the locale "C" ONNX Runtime changes the case of ASCII letters only, so there are no others here to change.
+    texts = np.array(["a", "", "B", "B c", "b C", "E", "e\u0301", "x"], object)
+    for a in product(
+        case_change_action=["NONE", "LOWER", "UPPER"], is_case_sensitive=[0, 1],
+        stopwords=[None, ["b C", "X"], ["e"], ["E", "a", ""], [*texts, "A", "b", "b c", "e", "B C"]],
+    ):  # fmt: skip
+        settings = {name: value for name, value in a.items() if value is not None} | {"locale": "C"}
+        yield Case("StringNormalizer", [texts], settings)
+        yield Case("StringNormalizer", [texts[None]], settings)
+
+
 FAMILIES: list[Callable[[Random], Iterator[Case]]] = [
     convolutions, transposed_convolutions, pools, normalizations, recurrent, resampling, reductions, indexing, movement,
     arithmetic, quantization, classical,
+    strings,
 ]  # fmt: skip
 
 
