@@ -11,7 +11,6 @@ import mmap
 import os
 import threading
 import weakref
-from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, ClassVar
@@ -52,21 +51,21 @@ class MappedFile:
             return found
 
 
-class TensorData(ABC):
-    """An immutable constant tensor with a static shape."""
+class TensorData:
+    """An immutable constant tensor with a static shape. A subclass has `numpy` and `raw`."""
 
     dtype: DType
     shape: tuple[int, ...]
 
-    @abstractmethod
     def numpy(self) -> np.ndarray:
         """The elements, shape `shape`, dtype `dtype.numpy`; read-only, without a copy where possible."""
+        raise NotImplementedError
 
-    @abstractmethod
     def raw(self) -> memoryview:
         """The elements as ONNX stores them in `raw_data`: little-endian, row-major, sub-byte types packed."""
+        raise NotImplementedError
 
-    @property
+    @cached_property
     def type(self) -> TensorType:
         return tensor(self.dtype, self.shape)
 
@@ -193,7 +192,10 @@ class UnresolvedData(TensorData):
         return ModelError(
             "data/unresolved",
             f"the constant {self.type} with sha256 {self.sha256[:12]}... is not loaded",
-            notes=["pass weights=FOLDER or weights=MODULE to tilewright.parse"],
+            notes=[
+                "a .tw file finds its weights in the model files of its own folder; in Python, pass weights=FOLDER or "
+                "weights=MODULE to tilewright.parse"
+            ],
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -155,6 +156,7 @@ class InferenceContext:
         return elements
 
 
+@cache
 def _is_large(dim: DimExpr) -> bool:
     atoms = [atom for monomial, _ in dim.terms for atom in monomial]
     return sum(atom.size for atom in atoms) > MAX_DIM_PARTS or max(atom.height for atom in atoms) > MAX_DIM_NESTING
@@ -223,6 +225,8 @@ def infer_types(op: Operation, context: InferenceContext) -> list[Type]:
 
 def _with_short_dims(type: Type, context: InferenceContext) -> Type:
     if not isinstance(type, TensorType) or type.is_static or type.shape is None:
+        return type
+    if not any(isinstance(dim, DimExpr) and _is_large(dim) for dim in type.shape):
         return type
     return type.with_shape([context.shortened(dim) for dim in type.shape])
 

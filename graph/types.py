@@ -35,11 +35,15 @@ class Type:
 
 
 class TensorType(Type):
-    """A dense tensor: element type and dims; `shape` is None when even the rank is unknown."""
+    """A dense tensor: element type and dims; `shape` is None when even the rank is unknown.
 
-    __slots__ = ("dtype", "shape")
+    `static_shape` has the dims as numbers; it is None if any is symbolic or the rank is unknown.
+    """
+
+    __slots__ = ("dtype", "shape", "static_shape")
     dtype: DType
     shape: tuple[Dim, ...] | None
+    static_shape: tuple[int, ...] | None
 
     @property
     def rank(self) -> int | None:
@@ -48,15 +52,7 @@ class TensorType(Type):
     @property
     def is_static(self) -> bool:
         """Whether every dim is a known number."""
-        return self.shape is not None and all(isinstance(dim, int) for dim in self.shape)
-
-    @property
-    def static_shape(self) -> tuple[int, ...] | None:
-        """The dims as numbers, or None if any is symbolic or the rank is unknown."""
-        if self.shape is None:
-            return None
-        dims = tuple(dim for dim in self.shape if isinstance(dim, int))
-        return dims if len(dims) == len(self.shape) else None
+        return self.static_shape is not None
 
     @property
     def elements(self) -> Dim | None:
@@ -187,12 +183,15 @@ class NegativeDimError(ValueError):
 def tensor(dtype: DType, shape: Sequence[Dim] | None) -> TensorType:
     """The tensor type of `dtype` and `shape` (None: unranked). Raises NegativeDimError for a negative dim."""
     dims = None if shape is None else tuple(shape)
-    for dim in dims or ():
-        if isinstance(dim, int) and dim < 0:
-            raise NegativeDimError(
-                f"a dimension is never negative, got {dim} in [{', '.join(map(format_dim, dims or ()))}]"
-            )
+    found = _interned.get((TensorType, dtype, dims))
+    if isinstance(found, TensorType):
+        return found
+    numbers = tuple(dim for dim in dims or () if isinstance(dim, int))
+    if any(dim < 0 for dim in numbers):
+        shown = ", ".join(map(format_dim, dims or ()))
+        raise NegativeDimError(f"a dimension is never negative, got {min(numbers)} in [{shown}]")
     result: TensorType = _intern(TensorType, dtype=dtype, shape=dims)
+    result.static_shape = numbers if dims is not None and len(numbers) == len(dims) else None
     return result
 
 

@@ -101,6 +101,8 @@ class _Inference:
 
     def call(self, op: Operation) -> list[Type] | None:
         """The result types of a call of a model-local function, from a copy of its body; None if `op` is no call."""
+        if not self.module.functions:
+            return None
         key = FunctionKey(op.domain, op.op_type, op.metadata.get("overload", ""))
         function = self.module.functions.get(key)
         if function is None or key in self.calls:
