@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from .types import Type
 
 
+# Operators that took more element types in an older version than they take today; such files are good models.
+_NARROWED = frozenset({"Erf", "ReduceLogSum", "ReduceLogSumExp"})
+
+
 @dataclass(frozen=True, slots=True)
 class Schema:
     """An operator's signature as ONNX defines it, in the terms of `opdef`; `onnx` is the schema itself."""
@@ -50,7 +54,10 @@ class Schema:
 
 
 def find_schema(domain: str, op_type: str, version: int | None) -> Schema | None:
-    """The schema in force at `version` (None: the internal opset); None if ONNX defines no such operator there."""
+    """The schema in force at `version` (None: the internal opset); None if ONNX defines no such operator there.
+
+    With None, types that only an older version takes are included.
+    """
     ceiling = version if version is not None else (INTERNAL_OPSET if domain == "" else 2**31 - 1)
     try:
         schema = onnx.defs.get_schema(op_type, ceiling, domain)
@@ -58,10 +65,11 @@ def find_schema(domain: str, op_type: str, version: int | None) -> Schema | None
         return None
     if schema.deprecated or (version is not None and schema.since_version != version):
         return None
+    older = _older_schemas(schema) if version is None and domain == "" and op_type in _NARROWED else []
     return Schema(
         schema,
-        tuple(_parameter(item, schema) for item in schema.inputs),
-        tuple(_parameter(item, schema) for item in schema.outputs),
+        tuple(_parameter(item, [other for each in older for other in each.inputs]) for item in schema.inputs),
+        tuple(_parameter(item, [other for each in older for other in each.outputs]) for item in schema.outputs),
         {name: _attribute(item) for name, item in schema.attributes.items()},
         tuple(map(_dtype_variable, schema.inputs)),
     )
@@ -73,14 +81,27 @@ def standard_names() -> dict[str, str]:
     return {mnemonic(schema.name): schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""}
 
 
-def _parameter(item: Any, schema: onnx.defs.OpSchema) -> Parameter:
+def _older_schemas(schema: onnx.defs.OpSchema) -> list[onnx.defs.OpSchema]:
+    found = []
+    version = schema.since_version - 1
+    while version > 0 and onnx.defs.has(schema.name, version, schema.domain):
+        found.append(onnx.defs.get_schema(schema.name, version, schema.domain))
+        version = found[-1].since_version - 1
+    return found
+
+
+def _parameter(item: Any, older: Sequence[Any]) -> Parameter:
+    """`item` of a schema; `older` are those of older versions, of which one with its name may widen its types."""
     option = onnx.defs.OpSchema.FormalParameterOption
     kinds = {
         option.Single: ParameterKind.REQUIRED,
         option.Optional: ParameterKind.OPTIONAL,
         option.Variadic: ParameterKind.VARIADIC,
     }
-    return Parameter(item.name, kinds[item.option], frozenset(map(_as_documented, item.types)), int(item.min_arity))
+    allowed = frozenset(
+        _as_documented(text) for form in (item, *older) if form.name == item.name for text in form.types
+    )
+    return Parameter(item.name, kinds[item.option], allowed, int(item.min_arity))
 
 
 def _dtype_variable(item: Any) -> str | DType | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..graph.core import Block, Operation
 from ..graph.infer import refine
+from ..graph.location import UNKNOWN
 from .base import Pass
 from .keys import operation_key
 
@@ -48,17 +49,16 @@ class CommonSubexpressions(Pass):
             while pending:
                 scope = pending.pop()
                 for op in scope.block:
-                    pending.extend(_Scope(region.block, {}, scope) for region in op.regions.values())
                     key = None if op.is_terminator else operation_key(op)
-                    if key is None:
-                        continue
-                    first = _find(scope, key, op)
-                    if first is None:
-                        scope.first[key] = op
-                    elif not context.may_apply:
-                        return context.applications > before
-                    else:
+                    first = None if key is None else _find(scope, key, op)
+                    if first is not None:
+                        if not context.may_apply:
+                            return context.applications > before
                         _merge(module, context, op, first)
+                        continue
+                    if key is not None:
+                        scope.first[key] = op
+                    pending.extend(_Scope(region.block, {}, scope) for region in op.regions.values())
         return context.applications > before
 
 
@@ -76,7 +76,9 @@ def _find(scope: _Scope, key: Hashable, op: Operation) -> Operation | None:
 
 
 def _merge(module: Module, context: PassContext, op: Operation, first: Operation) -> None:
-    with context.rewrite(module, "merge-equal", op, f"computes the same as {first.location}") as rewriter:
+    known, name = first.location is not UNKNOWN, first.results[0].name
+    place = first.location if known else f"%{name}" if name else "a constant"
+    with context.rewrite(module, "merge-equal", op, f"computes the same as {place}") as rewriter:
         for kept, gone in zip(first.results, op.results, strict=True):
             merged = refine(kept.type, gone.type)
             if merged is not None:

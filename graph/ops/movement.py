@@ -168,7 +168,7 @@ class Split(OpDefinition):
 
 @op("Slice")
 class Slice(TensorOp):
-    """From `starts` to `ends` in `steps` along `axes`, counted and clamped as numpy does."""
+    """From `starts` to `ends` in `steps` along `axes`, both counted from the end if negative, and clamped."""
 
     traits = INJECTIVE
 
@@ -212,9 +212,7 @@ class Slice(TensorOp):
             return None
         selection = [slice(None)] * elements.ndim
         for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-            # An end before the first element is written as a number so small that adding the dim keeps it negative.
-            stop = None if step < 0 and end < -elements.shape[axis] else end
-            selection[axis] = slice(start, stop, step)
+            selection[axis] = python_slice(start, end, step, elements.shape[axis])
         return elements[tuple(selection)]
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:
@@ -223,8 +221,16 @@ class Slice(TensorOp):
         positions = range(len(starts)) if axes is None else axes
         strides = [1] * len(starts) if steps is None else steps
         for axis, start, end, step in zip(positions, starts, ends, strides, strict=True):
-            selection[axis] = slice(int(start), int(end), int(step))
+            selection[axis] = python_slice(int(start), int(end), int(step), data.shape[axis])
         return data[tuple(selection)]
+
+
+def python_slice(start: int, end: int, step: int, size: int) -> slice:
+    """The Python slice that takes what Slice takes of `size` elements (ONNX Slice-13).
+
+    Python clamps alike, but for a start before the first element in a backward slice: there ONNX begins with the first.
+    """
+    return slice(0 if step < 0 and start < -size else start, end, step)
 
 
 def slice_dim(dim: Dim, start: Dim, end: Dim, step: Dim, context: InferenceContext) -> Dim:

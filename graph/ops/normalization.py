@@ -121,6 +121,13 @@ class MeanVarianceNormalization(Normalization):
 
     operations = 7
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        # ONNX's function body mixes f32 constants with narrower operands.
+        x, axes = summable(operands[0]), tuple(op.attr("axes"))
+        mean = x.mean(axes, keepdims=True)
+        variance = (x * x).mean(axes, keepdims=True) - mean * mean
+        return ((x - mean) / (np.sqrt(np.maximum(variance, 0)) + x.dtype.type(1e-9))).astype(operands[0].dtype)
+
 
 @op("InstanceNormalization")
 class InstanceNormalization(Normalization):

@@ -84,6 +84,10 @@ def _over_all(function: Callable[..., np.ndarray]) -> Numeric:
     return lambda *operands: functools.reduce(function, operands)
 
 
+def _mean(*operands: np.ndarray) -> np.ndarray:
+    return np.asarray(_over_all(np.add)(*operands) / operands[0].dtype.type(len(operands)))
+
+
 NUMERIC: dict[str, Numeric] = {
     "Abs": np.abs, "Neg": np.negative, "Sign": np.sign, "Floor": np.floor, "Ceil": np.ceil, "Round": np.rint,
     "Sqrt": np.sqrt, "Reciprocal": np.reciprocal, "Exp": np.exp, "Log": np.log, "Sin": np.sin, "Cos": np.cos,
@@ -97,6 +101,7 @@ NUMERIC: dict[str, Numeric] = {
     "And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor,
     "BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or, "BitwiseXor": np.bitwise_xor,
     "Max": _over_all(np.maximum), "Min": _over_all(np.minimum), "Sum": _over_all(np.add),
+    "Mean": _mean, "Softsign": lambda x: x / (np.abs(x) + x.dtype.type(1)),
 }  # fmt: skip
 
 

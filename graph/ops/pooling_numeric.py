@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,7 @@ def _windows(
 
 def _flat(windows: np.ndarray, rank: int) -> np.ndarray:
     """The kernel dims as one last dim."""
-    return windows.reshape(*windows.shape[:rank], -1)
+    return windows.reshape(*windows.shape[:rank], math.prod(windows.shape[rank:]))
 
 
 def pads_of(window: Window, spatial: Sequence[int]) -> tuple[list[int], list[int]]:

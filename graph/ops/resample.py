@@ -95,6 +95,8 @@ class Resize(TensorOp):
         factors = scales.ravel().astype(np.float32)
         if len(factors) != len(dims):
             raise error("shape/resize", f"resize along {len(dims)} axes has {len(factors)} scales")
+        if not (np.isfinite(factors) & (factors > 0)).all():
+            raise error("shape/resize", f"the scales of resize must be positive numbers, not {factors.tolist()}")
         if roi is not None:
             factors = factors * (roi[len(dims) :] - roi[: len(dims)]).astype(np.float32)
         return [scaled_dim(dim, factor, context) for dim, factor in zip(dims, factors, strict=True)]
