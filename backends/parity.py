@@ -54,6 +54,7 @@ class ParityRun:
         for name, found in self.outputs.items():
             row = {"name": name, "type": found.type, "passed": found.passed, "reason": found.reason}
             row |= {"error": found.error, "scale": found.scale, "tolerance": found.tolerance, "noise": found.noise}
+            row["random"] = found.random
             rows.append(row)
         return {"inputs": self.inputs, "outputs": rows}
 
@@ -108,6 +109,7 @@ class ParityReport:
         lines += [f"  {self.reason}"] if self.reason else []
         for name, each in self.worst.items():
             figure = "equal" if each.error is None else f"{each.relative_error:.2g} of at most {each.tolerance:g}"
+            figure = "random" if each.random else figure
             lines.append(f"  {name}: {each.type}, {each.reason or figure}")
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
@@ -154,7 +156,7 @@ def check_parity(
         return report
     del runner
     _allow_for_noise(report, expected, known)
-    _conclude(report, unstable)
+    _conclude(report, unstable, expected.module)
     return report
 
 
@@ -195,6 +197,8 @@ def _first_that_runs(
     if taken:
         return None
     assert first_error is not None, "a plan has at least one scenario"
+    if first_error.code in ("run/no-meaning", "onnxruntime/load"):
+        raise first_error  # no inputs will help
     hint = "give inputs that the model accepts: --input, --dim or --input-shape (feeds, dims, shapes in Python)"
     raise first_error.with_note(hint)
 
@@ -223,7 +227,7 @@ def _compared(
         if name in unstable:
             mine, other = describe(value), describe(actual[name])
             reason = "" if mine == other else f"is {other}, expected {mine}"
-            run.outputs[name] = Agreement(mine, None, None, 0.0, 0, reason)
+            run.outputs[name] = Agreement(mine, None, None, 0.0, 0, reason, random=True)
         else:
             run.outputs[name] = agreement(value, actual[name], tolerance)
     return run
@@ -244,7 +248,7 @@ def _allow_for_noise(report: ParityReport, expected: Side, known: Sequence[_Resu
                 run.outputs[name] = replace(found, reason="", noise=noise[name])
 
 
-def _conclude(report: ParityReport, unstable: frozenset[str]) -> None:
+def _conclude(report: ParityReport, unstable: frozenset[str], module: Module) -> None:
     wrong = [name for name, found in report.worst.items() if not found.passed]
     report.verdict = "differs" if wrong else "agrees"
     if wrong:
@@ -252,7 +256,11 @@ def _conclude(report: ParityReport, unstable: frozenset[str]) -> None:
         report.reason = f"{wrong[0]}: {report.worst[wrong[0]].reason}"
         if count > 1:
             report.reason += f" ({len(wrong)} of {count} outputs differ)"
-    if unstable:
+    if unstable and not wrong and unstable >= set(report.worst):
+        random = sorted({op.definition.op_type for op in module.walk() if Trait.RANDOM in op.definition.traits})
+        report.verdict = "not checked"
+        report.reason = f"every output is random ({', '.join(random)}), so only their types could be compared"
+    elif unstable:
         report.notes.append(f"random from run to run, so only their types were compared: {', '.join(sorted(unstable))}")
     for name, found in report.worst.items():
         if found.noise is not None:

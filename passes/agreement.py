@@ -32,7 +32,8 @@ class Agreement:
     None where elements must be equal; `reason` says what is wrong, and is empty if the two agree.
 
     `compared` counts the elements whose values were held against each other: NaNs are not among them. `noise` is set
-    where the error is beyond the tolerance but no more than the model's own results vary.
+    where the error is beyond the tolerance but no more than the model's own results vary. `random` results differ from
+    run to run, so only their types were compared.
     """
 
     type: str
@@ -42,6 +43,7 @@ class Agreement:
     compared: int
     reason: str = ""
     noise: float | None = None
+    random: bool = False
 
     @property
     def passed(self) -> bool:

@@ -116,6 +116,8 @@ def parity_table(report: ParityReport) -> Table:
         allowed = "equal" if found.tolerance == 0 else f"{found.tolerance:g}"
         if found.noise is not None and found.scale:
             allowed = f"{NOISE_FACTOR * found.noise / found.scale:.2g}"
+        if found.random:
+            error, allowed = "random", "same type"
         verdict = Text("ok", style="green") if found.passed else Text(found.reason, style="red")
         made.add_row(name, found.type, error if found.passed or found.error is not None else "-", allowed, verdict)
     return made

@@ -138,6 +138,19 @@ def test_a_model_that_cannot_be_run_is_not_checked(no_onnxruntime: None) -> None
     assert "--input" in report.reason
 
 
+def test_no_inputs_help_a_model_with_an_unknown_operator(no_onnxruntime: None) -> None:
+    module = tilewright.parse("""
+        module onnx opsets={"": 21, "acme": 1}
+        func @main(%x: f32[n]) -> (%y: f32[n]) {
+          %y = acme.Mystery %x : f32[n]
+          return %y
+        }""")
+    report = tilewright.parity(module, module)
+    assert report.verdict == "not checked"
+    assert "no numpy meaning for the operator acme.Mystery" in report.reason
+    assert "--input" not in report.reason
+
+
 def test_random_operators_are_compared_by_type(no_onnxruntime: None) -> None:
     b = Builder()
     x = b.input("x", f32[8])
@@ -147,6 +160,22 @@ def test_random_operators_are_compared_by_type(no_onnxruntime: None) -> None:
     report = tilewright.parity(module, module)
     assert report.passed
     assert report.notes[-1] == "random from run to run, so only their types were compared: noisy"
+    assert {name: found.random for name, found in report.worst.items()} == {"noisy": True, "y": False}
+    assert [row["random"] for row in report.runs[0].to_dict()["outputs"]] == [True, False]
+    assert "noisy: f32[8], random" in str(report)
+
+
+def test_a_model_of_which_all_is_random_is_not_checked(no_onnxruntime: None) -> None:
+    def noisy(size: int) -> Module:
+        b = Builder()
+        b.output(b.input("x", f32["n"]) + b.random_normal(shape=[size]), "y")
+        return b.build()
+
+    report = tilewright.parity(noisy(8), noisy(8))
+    assert (report.passed, report.verdict) == (False, "not checked")
+    assert report.reason == "every output is random (RandomNormal), so only their types could be compared"
+    report = tilewright.parity(noisy(4), noisy(8), dims={"n": 1})
+    assert report.verdict == "differs"
 
 
 def test_outputs_without_a_number_are_mentioned(no_onnxruntime: None) -> None:
