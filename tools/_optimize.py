@@ -113,6 +113,12 @@ def check_request(**options: Any) -> Request:
             notes=["name an output: -o OUT.onnx"],
         )
     output = Path(options["output"]) if options["output"] is not None else model.with_name(f"{model.stem}.opt.onnx")
+    if output.suffix == ".tw":
+        raise UsageError(
+            "optimize/output",
+            f"{output} is a name for IR text, but an ONNX file is written",
+            notes=["`tilewright ir MODEL --passes O2 -o OUT.tw` writes the text of a rewritten model"],
+        )
     if output.is_dir():
         raise UsageError("optimize/output", f"the output {output} is a folder", notes=["name a file in it"])
     if not output.parent.is_dir():

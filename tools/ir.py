@@ -29,7 +29,7 @@ def ir(**options: Any) -> None:
     \b
     tilewright ir model.onnx
     tilewright ir model.onnx --passes "fold,cse,dce" -o after.tw
-    tilewright ir model.onnx --why conv-batch-norm
+    tilewright ir model.onnx --why batch-norm-after-linear
     """
     show(**options)
 

@@ -146,6 +146,21 @@ def test_a_new_trace_replaces_the_old_one(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000-input.tw", FILE_NAME]
 
 
+def test_a_constant_without_a_place_is_called_by_its_name(tmp_path: Path) -> None:
+    text = """
+        module onnx opsets={"": 21}
+        func @main(%x: f32[2]) -> (%y: f32[2]) {
+          %one = const [1.0, 2.0] : f32[2]
+          %same = const [1.0, 2.0] : f32[2]
+          %s = add %x, %one : f32[2]
+          %y = mul %s, %same : f32[2]
+          return %y
+        }"""
+    PassManager.parse("cse").run(parse(text), PassContext(trace=Trace(tmp_path)))
+    reasons = [rewrite["reason"] for each in read_trace(tmp_path).passes for rewrite in each.rewrites]
+    assert reasons == ["computes the same as %one"]
+
+
 def test_a_folder_without_a_trace_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="holds no trace"):
         read_trace(tmp_path)

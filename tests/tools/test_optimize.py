@@ -212,6 +212,7 @@ def test_a_device_is_not_replaced(command: Callable[..., Any], model: Path) -> N
         (["--outputs", "kapt"], "did you mean kept?"),
         (["--passes", "fuse-all"], "there is no pass called 'fuse-all'"),
         (["--opset", "99"], "there is no opset 99"),
+        (["-o", "text.tw"], "text.tw is a name for IR text"),
         (["--input", "x"], "an input is given as NAME=FILE.npy or NAME=VALUE"),
         (["--input", "x=missing.npy"], "missing.npy: No such file or directory"),
         (["--input", "z=1"], "the model has no input 'z'"),
