@@ -86,7 +86,12 @@ def pass_class(name: str) -> type[Pass]:
 
 def rule_class(name: str) -> type[AnyRule]:
     """The rule called `name`, among those of all passes. Raises UsageError, with the nearest names, for another."""
-    rules = {rule.name: rule for each in names() for rule in getattr(pass_class(each), "rules", ())}
+    by_pass = {each: getattr(pass_class(each), "rules", ()) for each in names()}
+    rules = {rule.name: rule for found in by_pass.values() for rule in found}
+    if name not in rules and name in by_pass:
+        own = ", ".join(rule.name for rule in by_pass[name])
+        hint = f"its rules are: {own}" if own else "it has no rules"
+        raise UsageError("rule/unknown", f"{name!r} is a pass, not a rule", notes=[hint])
     if name not in rules:
         near = difflib.get_close_matches(name, rules, 3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"the rules are: {', '.join(sorted(rules))}"

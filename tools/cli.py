@@ -11,14 +11,18 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import click
 
 import tilewright
 
 DONE, BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 0, 2, 130, 141
+# Of the errors in one model; a file without its weights has one for each of them.
+SHOWN_ERRORS = 20
 
 
 class CommandEntry(NamedTuple):
@@ -105,7 +109,7 @@ def run_command(command: click.Command, arguments: Sequence[str] | None = None, 
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = name or os.path.basename(sys.argv[0]) or command.name
     try:
-        with command.make_context(name, given) as context:
+        with plain_warnings(), command.make_context(name, given) as context:
             command.invoke(context)
         sys.stdout.flush()
     except click.exceptions.Exit as stop:
@@ -129,12 +133,30 @@ def run_command(command: click.Command, arguments: Sequence[str] | None = None, 
     return DONE
 
 
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Show the package's own warnings as they read, without the line of ours that gave them."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+            if category.__module__.startswith("tilewright."):
+                click.secho(str(message), fg="yellow", err=True)
+            else:
+                usual(message, category, *place)
+
+        warnings.showwarning = show
+        yield
+
+
 def user_message(error: Exception) -> str | None:
     """What to tell the user about `error`; None if it is a fault of ours, whose traceback must be seen."""
     from tilewright.graph.diagnostics import Diagnostic, TilewrightError
 
     if isinstance(error, TilewrightError):
-        return str(error)
+        lines = [each.render() for each in error.diagnostics[:SHOWN_ERRORS]]
+        more = len(error.diagnostics) - len(lines)
+        return "\n".join([*lines, *([f"... and {more} more errors"] if more else [])])
     if isinstance(error, OSError) and error.filename is not None:
         return Diagnostic("file/os-error", f"{os.fspath(error.filename)}: {error.strerror}").render()
     return None

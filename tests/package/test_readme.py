@@ -10,7 +10,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from tilewright.tools.cli import COMMANDS
+from tilewright import PassManager
+from tilewright.passes.registry import rule_class
+from tilewright.tools.cli import COMMANDS, load_command
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,6 +35,22 @@ def test_every_command_is_shown() -> None:
     lines = [line for block in blocks("sh") for line in block.splitlines()]
     calls = [shlex.split(line, comments=True) for line in lines if line.startswith("tilewright ")]
     assert {call[1] for call in calls} == set(COMMANDS)
+
+
+def test_pipelines_in_the_documents_can_be_parsed() -> None:
+    text = (ROOT / "docs" / "passes.md").read_text(encoding="utf-8") + README
+    pipelines = re.findall(r'(?:--passes |parse\()"([^"]+)"', text)
+    pipelines += re.findall(r"^    (\S+repeat\(.*)$", text, re.MULTILINE)
+    assert len(pipelines) >= 3
+    for pipeline in pipelines:
+        assert str(PassManager.parse(pipeline))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_rules_in_help_texts_exist(name: str) -> None:
+    text = load_command(COMMANDS[name]).help or ""
+    for rule in re.findall(r"--why (\S+)", text):
+        assert rule_class(rule).name == rule
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import click
 import pytest
 
-from tilewright.graph.diagnostics import ModelError
+from tilewright.backends.executable import ModelWarning
+from tilewright.graph.diagnostics import Diagnostic, ModelError
 from tilewright.tools import cli
 
 TOOLS = Path(cli.__file__).resolve().parent
@@ -70,6 +72,25 @@ def test_file_error_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture
     message = capsys.readouterr().err
     assert "missing.npy: No such file or directory" in message
     assert "Traceback" not in message
+
+
+def test_warnings_are_shown_as_they_read(capsys: pytest.CaptureFixture[str]) -> None:
+    @click.command("warning")
+    def warning() -> None:
+        warnings.warn("%y is declared f32[n]", ModelWarning, stacklevel=1)
+        warnings.warn("deprecated", FutureWarning, stacklevel=1)
+
+    with pytest.warns(FutureWarning, match="deprecated"):
+        assert cli.run_command(warning, []) == 0
+    assert capsys.readouterr().err == "%y is declared f32[n]\n"
+
+
+def test_of_very_many_errors_the_first_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    error = ModelError.collect([Diagnostic("a/b", f"error {number}") for number in range(50)])
+    assert cli.run_command(command_that_raises(error), []) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert (lines[0], lines[-1]) == ("error[a/b]: error 0", "... and 30 more errors")
+    assert len(lines) == 21
 
 
 def test_our_own_fault_keeps_its_traceback() -> None:

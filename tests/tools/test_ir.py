@@ -59,6 +59,7 @@ def test_a_reproducer_runs_again(command: Callable[..., Any], model: Path, tmp_p
         (["broken.tw"], "broken.tw"),
         (["small.onnx", "--passes", "fold{"], "error[pipeline/"),
         (["small.onnx", "--why", "identity-to-inputs"], "did you mean identity-to-input?"),
+        (["small.onnx", "--why", "fold-batch-norm"], "its rules are: batch-norm-after-linear"),
         (["small.onnx", "-o", "nowhere/out.tw"], "nowhere"),
         (["--reproduce", "broken.tw"], "a reproducer begins with"),
     ],
