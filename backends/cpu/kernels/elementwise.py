@@ -1,0 +1,205 @@
+"""Maps: results[i] = f(operands[i]) over the elements of tensors that are broadcast against each other.
+
+Dims along which every operand lies as the result does are one dim; what is left is a few outer dims and an inner one,
+along which an operand is contiguous, constant, or (a transposed one) strided. Extents and outer strides are arguments.
+A work unit is a piece of `GRAIN` elements of one inner row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ....graph import types
+from ....graph.core import Value
+from ....graph.dtypes import DType, i64
+from ....graph.kernel.loop_builder import LoopBuilder, Operand
+from ....graph.kernel.scalar_emitter import computed_in
+from ....graph.module import Module
+from ..machine import Machine
+
+GRAIN = 4096
+
+# Builds f for numbers in lanes: from a value for each operand to one for each result.
+MapBody = Callable[[LoopBuilder, Sequence[Value]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class MapOperand:
+    """`inner` is the stride along the inner dim: 0, 1, or None for one that is an argument."""
+
+    dtype: DType
+    inner: int | None
+
+
+@dataclass(frozen=True)
+class Map:
+    """`rank` counts the dims that are left, the inner one included. `cost` is about how many operations f has."""
+
+    rank: int
+    operands: tuple[MapOperand, ...]
+    results: tuple[DType, ...]
+    body: MapBody
+    cost: int = 1
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is left of a result's shape, and the strides of each operand in it, the inner dim last."""
+
+    extents: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+
+    @property
+    def units(self) -> int:
+        """How many units of work there are."""
+        rows = 1
+        for extent in self.extents[:-1]:
+            rows *= extent
+        return rows * -(-self.extents[-1] // GRAIN)
+
+
+def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Space:
+    """Join neighbouring dims of a contiguous result along which all operands advance evenly; drop those of size 1.
+
+    `strides` has one row for each operand, 0 where it is broadcast.
+    """
+    extents: list[int] = []
+    columns: list[list[int]] = []
+    for axis, size in enumerate(shape):
+        if size == 1:
+            continue
+        steps = [operand[axis] for operand in strides]
+        if extents and all(outer == size * step for outer, step in zip(columns[-1], steps, strict=True)):
+            extents[-1] *= size
+            columns[-1] = steps
+        else:
+            extents.append(size)
+            columns.append(steps)
+    if not extents:
+        extents, columns = [1], [[0] * len(strides)]
+    return Space(tuple(extents), tuple(zip(*columns, strict=True)) if strides else ())
+
+
+def broadcast_strides(shape: Sequence[int], result: Sequence[int]) -> tuple[int, ...]:
+    """The strides with which a contiguous operand of `shape` is read over a result's shape."""
+    strides = [0] * len(result)
+    step = 1
+    for back in range(1, len(shape) + 1):
+        if shape[-back] != 1:
+            strides[-back] = step
+        step *= shape[-back]
+    return tuple(strides)
+
+
+def map_arguments(kernel: Map) -> list[str]:
+    """The names of the kernel's arguments, in order."""
+    names = [f"y{index}" for index in range(len(kernel.results))]
+    names += [f"x{index}" for index in range(len(kernel.operands))]
+    names += [f"extent{axis}" for axis in range(kernel.rank)]
+    for index, operand in enumerate(kernel.operands):
+        names += [f"x{index}_stride{axis}" for axis in range(kernel.rank - 1)]
+        if operand.inner is None:
+            names.append(f"x{index}_stride{kernel.rank - 1}")
+    return [*names, "begin", "end", "thread"]
+
+
+def map_lanes(kernel: Map, machine: Machine) -> int:
+    """As many lanes as a register has of the widest numbers computed with."""
+    widest = max((computed_in(dtype).bits for dtype in _dtypes(kernel)), default=32)
+    return max(1, machine.vector_bits // widest)
+
+
+def _dtypes(kernel: Map) -> list[DType]:
+    return [*(operand.dtype for operand in kernel.operands), *kernel.results]
+
+
+def build_map(name: str, kernel: Map, machine: Machine) -> Module:
+    """The kernel as a module of the level "loop"; see `map_arguments` for what it takes."""
+    return _MapBuilder(name, kernel, map_lanes(kernel, machine)).module()
+
+
+class _MapBuilder:
+    def __init__(self, name: str, kernel: Map, lanes: int) -> None:
+        self.kernel, self.lanes = kernel, lanes
+        buffers = {f"x{index}": operand.dtype for index, operand in enumerate(kernel.operands)}
+        buffers |= {f"y{index}": dtype for index, dtype in enumerate(kernel.results)}
+        self.b = LoopBuilder(name, **{
+            argument: types.buffer(buffers[argument]) if argument in buffers else types.scalar(i64)
+            for argument in map_arguments(kernel)
+        })  # fmt: skip
+        # Short bodies need several vectors under way to hide how long each takes.
+        self.unroll = 4 if kernel.cost <= 4 else 2 if kernel.cost <= 12 else 1
+
+    def module(self) -> Module:
+        b, rank = self.b, self.kernel.rank
+        extent = b[f"extent{rank - 1}"]
+        pieces = b.div(b.add(extent, GRAIN - 1), GRAIN)
+        first, last = b.div(b["begin"], pieces), b.div(b.add(b["end"], b.sub(pieces, 1)), pieces)
+        with b.loop(first, last) as row:
+            passed = b.mul(row, pieces)
+            start = b.mul(b.max(b.sub(b["begin"], passed), 0), GRAIN)
+            stop = b.min(b.mul(b.min(b.sub(b["end"], passed), pieces), GRAIN), extent)
+            self.row(row, start, stop)
+        return b.module()
+
+    def row(self, row: Operand, start: Operand, stop: Operand) -> None:
+        """The elements from `start` up to `stop` of one inner row."""
+        b, kernel = self.b, self.kernel
+        offsets: list[Operand] = [0] * len(kernel.operands)
+        rest = row
+        for axis in reversed(range(kernel.rank - 1)):
+            extent = b[f"extent{axis}"]
+            index = b.rem(rest, extent) if axis else rest
+            rest = b.div(rest, extent) if axis else 0
+            for position in range(len(offsets)):
+                step = b.mul(index, b[f"x{position}_stride{axis}"])
+                offsets[position] = b.add(offsets[position], step)
+        sources = [b.view(b[f"x{position}"], offset) for position, offset in enumerate(offsets)]
+        place = b.mul(row, b[f"extent{kernel.rank - 1}"])
+        targets = [b.view(b[f"y{index}"], place) for index in range(len(kernel.results))]
+        constant = [
+            b.broadcast(self.widened(b.load(source, 0)), self.lanes) if operand.inner == 0 else None
+            for operand, source in zip(kernel.operands, sources, strict=True)
+        ]
+        step = self.lanes * self.unroll
+        whole = b.add(start, b.mul(b.div(b.sub(stop, start), step), step))
+        with b.loop(start, whole, step) as i:
+            self.vectors(sources, targets, constant, [b.add(i, self.lanes * part) for part in range(self.unroll)])
+        with b.loop(whole, stop, self.lanes) as i:
+            self.vectors(sources, targets, constant, [i], b.tail_mask(b.sub(stop, i), self.lanes))
+
+    def vectors(
+        self,
+        sources: Sequence[Value],
+        targets: Sequence[Value],
+        constant: Sequence[Value | None],
+        places: Sequence[Operand],
+        mask: Value | None = None,
+    ) -> None:
+        """One vector at each place; all are loaded before any is stored, since a target may be a source."""
+        b = self.b
+        computed = []
+        for place in places:
+            loaded = [
+                value if value is not None else self.load(position, source, place, mask)
+                for position, (source, value) in enumerate(zip(sources, constant, strict=True))
+            ]
+            computed.append(self.kernel.body(b, loaded))
+        for place, results in zip(places, computed, strict=True):
+            for target, dtype, result in zip(targets, self.kernel.results, results, strict=True):
+                vector = b.value(result, types.vector(computed_in(dtype), self.lanes))
+                b.store(b.cast(vector, dtype), target, place, mask)
+
+    def load(self, position: int, source: Value, place: Operand, mask: Value | None) -> Value:
+        b = self.b
+        if self.kernel.operands[position].inner == 1:
+            return self.widened(b.load(source, place, self.lanes, mask))
+        stride = b[f"x{position}_stride{self.kernel.rank - 1}"]
+        indices = b.mul(b.add(b.iota(self.lanes), place), stride)
+        return self.widened(b.gather(source, indices, mask))
+
+    def widened(self, value: Value) -> Value:
+        assert isinstance(value.type, types.ScalarType | types.VectorType)
+        return self.b.cast(value, computed_in(value.type.dtype))

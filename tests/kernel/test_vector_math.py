@@ -1,0 +1,147 @@
+"""exp, log and their kin: error in units in the last place, special values, and the same bits interpreted."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from loop_running import run_both
+
+from tilewright.backends.cpu.jit import Code, compile_modules
+from tilewright.backends.cpu.machine import machine_of_width
+from tilewright.graph import types
+from tilewright.graph.dtypes import DType, f32, f64, i64
+from tilewright.graph.kernel import vector_math
+from tilewright.graph.kernel.loop_builder import LoopBuilder
+from tilewright.graph.module import Module
+
+NUMPY = {"asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh", "asin": "arcsin", "acos": "arccos",
+         "atan": "arctan"}  # fmt: skip
+COUNT = 1 << 16
+EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, math.inf, -math.inf, math.nan, 1e-30, -1e-30, 1e-42, 88.5, -88.5, 2.0, -2.0]
+
+
+def module_of(name: str, dtype: DType, lanes: int) -> Module:
+    binary = name == "pow"
+    operands = {"x": types.buffer(dtype), **({"z": types.buffer(dtype)} if binary else {})}
+    b = LoopBuilder("apply", **operands, y=types.buffer(dtype), n=types.scalar(i64))
+    function: Any = vector_math.pow if binary else vector_math.FUNCTIONS[name]
+    with b.loop(0, b["n"], max(lanes, 1)) as i:
+        b.store(function(b, *(b.load(b[operand], i, lanes) for operand in operands)), b["y"], i)
+    return b.module()
+
+
+@cache
+def compiled(name: str, dtype: DType, width: int) -> Code:
+    machine = machine_of_width(width)
+    return compile_modules([module_of(name, dtype, machine.lanes(dtype))], machine)
+
+
+def apply(name: str, dtype: DType, width: int, *operands: np.ndarray) -> np.ndarray:
+    result = np.empty_like(operands[0])
+    addresses = [array.ctypes.data for array in (*operands, result)]
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * (len(addresses) + 1))
+    function(compiled(name, dtype, width).address("apply"))(*addresses, result.size)
+    return result
+
+
+def exact(name: str, *operands: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        if name == "erf":
+            return np.vectorize(math.erf, otypes=[float])(operands[0].astype(np.float64))
+        function = getattr(np, NUMPY.get(name, {"pow": "power"}.get(name, name)))
+        return function(*(operand.astype(np.float64) for operand in operands))  # type: ignore[no-any-return]
+
+
+def arguments(name: str, dtype: DType) -> np.ndarray:
+    """Arguments of all sizes that the function takes, densest where it is steep."""
+    random = np.random.default_rng(3)
+    largest = 88 if dtype is f32 else 700
+    spread = {"exp": largest, "expm1": largest, "tanh": 12, "sinh": largest, "cosh": largest, "erf": 6, "atanh": 1,
+              "asin": 1, "acos": 1, "sin": 1000, "cos": 1000, "tan": 1000}  # fmt: skip
+    x = np.exp2(random.uniform(-30, 30, COUNT)) * random.choice([-1, 1], COUNT)
+    if name in spread:
+        x = random.uniform(-spread[name], spread[name], COUNT)
+        x[::2] *= np.exp2(random.uniform(-20, 0, COUNT // 2))
+    if name == "log":
+        x = np.exp2(random.uniform(-120, 120, COUNT))
+        x[::2] = 1 + np.exp2(random.uniform(-20, 0, COUNT // 2)) * random.choice([-0.9, 1], COUNT // 2)
+    if name == "log1p":
+        x[x < -0.9] *= -1
+    if name == "acosh":
+        x = 1 + np.abs(x)
+    return x.astype(dtype.numpy)
+
+
+def units(got: np.ndarray, wanted: np.ndarray, dtype: DType) -> np.ndarray:
+    """The distance in units in the last place of `wanted`."""
+    digits, least = (23, 2.0**-126) if dtype is f32 else (52, 2.0**-1022)
+    size = np.maximum(np.abs(wanted), least)
+    return np.abs(got.astype(np.longdouble) - wanted) / 2.0 ** (np.floor(np.log2(size)) - digits)
+
+
+@pytest.mark.parametrize("width", [256, 512])
+@pytest.mark.parametrize("name", vector_math.FUNCTIONS)
+def test_error_for_f32(name: str, width: int) -> None:
+    x = arguments(name, f32)
+    got, wanted = apply(name, f32, width, x), exact(name, x)
+    inside = np.abs(wanted) < 3.4e38
+    assert np.isfinite(got[inside]).all()
+    assert units(got[inside], wanted[inside], f32).max() <= vector_math.UNITS[name]
+
+
+@pytest.mark.parametrize("name", vector_math.FUNCTIONS)
+def test_error_for_f64(name: str) -> None:
+    x = arguments(name, f64)
+    got, wanted = apply(name, f64, 512, x), exact(name, x)
+    # The C library has an error of its own, of up to two units.
+    assert units(got, wanted, f64).max() <= vector_math.UNITS[name] + 2
+
+
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+@pytest.mark.parametrize("name", vector_math.FUNCTIONS)
+def test_special_values(name: str, dtype: DType) -> None:
+    x = np.array(EDGES, dtype.numpy)
+    got, wanted = apply(name, dtype, 512, x), exact(name, x).astype(dtype.numpy)
+    if name in ("expm1", "log1p"):  # they only serve the others, which see to large arguments and to -0.0
+        kept = (x < 88) & ~((x == 0) & np.signbit(x))
+        got, wanted = got[kept], wanted[kept]
+    assert np.array_equal(np.isnan(got), np.isnan(wanted))
+    assert np.array_equal(np.isinf(got), np.isinf(wanted))
+    assert np.array_equal(np.signbit(got)[~np.isnan(got)], np.signbit(wanted)[~np.isnan(wanted)])
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", [*vector_math.FUNCTIONS, "pow"])
+def test_the_interpreter_computes_the_same(name: str) -> None:
+    """Bit for bit, but where the interpreter's multiply-add rounds twice."""
+    operands = [arguments(name, f32)[:64], *([np.linspace(-3, 3, 64, dtype=np.float32)] if name == "pow" else [])]
+    for lanes, width in ((0, 128), (8, 256)):
+        ours, theirs = run_both(module_of(name, f32, lanes), [*operands, np.zeros(64, np.float32), 64], width)
+        np.testing.assert_array_max_ulp(ours[-2], theirs[-2], 1)
+
+
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+def test_pow(dtype: DType) -> None:
+    values = [0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, -3.0, math.inf, -math.inf, math.nan, 1e-20, 7.5, -8.0]
+    x, y = (grid.reshape(-1).astype(dtype.numpy) for grid in np.meshgrid(values, values))
+    with np.errstate(all="ignore"):
+        got, wanted = apply("pow", dtype, 512, x, y), exact("pow", x, y).astype(dtype.numpy)
+        near = np.abs(got - wanted) <= 1e-6 * np.abs(wanted)
+    wrong = ~((got == wanted) | (np.isnan(got) & np.isnan(wanted)) | near)
+    assert not wrong.any(), list(zip(x[wrong], y[wrong], got[wrong], wanted[wrong], strict=True))
+    random = np.random.default_rng(0)
+    x, y = random.uniform(0, 20, COUNT).astype(dtype.numpy), random.uniform(-10, 10, COUNT).astype(dtype.numpy)
+    error = units(apply("pow", dtype, 512, x, y), exact("pow", x, y), dtype)
+    assert error.max() <= (1 if dtype is f32 else 100)
+
+
+def test_subnormal_results_are_rounded_like_others() -> None:
+    x = np.linspace(-104, -87, 1024, dtype=np.float32)
+    for width in (128, 256, 512):
+        got = apply("exp", f32, width, x)
+        assert np.abs(got.astype(np.float64) - np.exp(x.astype(np.float64))).max() <= 2.0**-149
