@@ -221,6 +221,13 @@ class OpDefinition:
 
         return expand_function_body(self.schema, op, builder)
 
+    def standard_form(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
+        """Equal values made with the standard's operator, for an `op` with attributes that only Tilewright knows.
+
+        None where there is nothing to say: `op` is standard, or has no such form.
+        """
+        return None
+
     def __repr__(self) -> str:
         return f"<OpDefinition {self.name}>"
 

@@ -25,8 +25,10 @@ import numpy as np
 
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
+from ..graph.dims import prove_equal
 from ..graph.infer import InferenceContext
 from ..graph.location import fuse
+from ..graph.types import TensorType
 from .base import RulePass
 from .context import PassContext
 from .fuse_attention_forms import Operands, choose_again, choose_operands
@@ -102,6 +104,8 @@ class _Fusion:
     def run(self) -> None:
         site, b = self.site, self.b
         query, key, value = (choice.build(b) for choice in site.operands.choices)
+        for each in (key, value):
+            self._give_length(each, site.operands.dims[-1])
         attributes: dict[str, object] = {"scale": _rounded(site.scale, query)}
         if not _is_usable_scale(site.scale, query):
             query = b.mul(query, b.const(np.asarray(site.scale, _dtype(query))))
@@ -121,6 +125,14 @@ class _Fusion:
             attributes["masking"] = "nan-to-zero"
         new = b.create("attention", [query, key, value, mask], attributes).result
         self._replace(new)
+
+    def _give_length(self, value: Value, length: Dim) -> None:
+        """Keys and values have the length that the products take; a type may not show it yet."""
+        shape = shape_of(value)
+        if value.producer is None or shape is None or not isinstance(value.type, TensorType):
+            return
+        if prove_equal(shape[-2], length) is None:
+            self.rewriter.set_type(value, value.type.with_shape([*shape[:-2], length, shape[-1]]))
 
     def _replace(self, new: Value) -> None:
         operands, old = self.site.operands, self.site.operands.result

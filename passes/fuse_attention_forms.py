@@ -129,6 +129,9 @@ def choose_operands(scores: Scores, inference: InferenceContext) -> Operands | M
     rank = len(shapes[0])
     if not rank == len(shapes[1]) == len(shapes[2]) or not 3 <= rank <= 4:
         return near("query, key and value do not have one rank of 3 or 4", product, context)
+    widened = shape_of(scores.softmax.results[0])
+    if not scores.reshaped and (widened is None or len(widened) != rank):
+        return near("the mask may widen the scores", *(term.op for term in scores.terms))
     objection = _product_objection(scores, *shapes)
     if objection is not None:
         return objection

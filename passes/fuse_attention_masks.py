@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..graph.core import Value
 from ..graph.dims import prove_equal
-from ..graph.ops.masked_rows import rows_may_be_masked
+from ..graph.ops.masked_rows import lowest, rows_may_be_masked
 from .fuse_attention_forms import Operands, scores_dims
 from .fuse_attention_scores import Scores, Term, dtype_of, near
 from .fuse_attention_views import shape_of
@@ -57,15 +57,7 @@ def choose_mask(scores: Scores, operands: Operands, inference: InferenceContext)
 
 def _absorbs(fill: float, dtype: DType) -> bool:
     """Whether adding `fill` to a score is as good as putting it in its place."""
-    return bool(fill == -np.inf or fill <= lowest(dtype))
-
-
-def lowest(dtype: DType) -> float:
-    """The least finite number of a floating-point type."""
-    from ml_dtypes import finfo
-
-    limits: Any = finfo  # its package has no annotations
-    return float(limits(dtype.numpy).min)
+    return bool(fill == -np.inf or fill <= lowest(dtype.numpy))
 
 
 def _widening(scores: Scores, operands: Operands) -> Mismatch | None:
@@ -99,7 +91,7 @@ def build_mask(b: OpBuilder, mask: Mask, keys: Dim, inference: InferenceContext)
     if mask.few_dims and shape is not None and len(shape) == 3:
         value = b.unsqueeze(value, [1])
     covers = bool(shape) and prove_equal(shape[-1], keys) is True if shape is not None else False
-    hides = fill == -np.inf or fill <= lowest(mask.dtype)
+    hides = fill == -np.inf or fill <= lowest(mask.dtype.numpy)
     if covers and hides and not rows_may_be_masked(value, inference):
         return value, {}
     if fill == -np.inf:

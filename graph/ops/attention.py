@@ -15,6 +15,7 @@ from .common import (
     SameShape,
     Shape,
     WithParts,
+    broadcast,
     dtype_of,
     error,
     format_shape,
@@ -26,7 +27,7 @@ from .common import (
     times,
     unknown_dims,
 )
-from .rotary_parts import rotary_parts
+from .rotary_parts import rotary_parts, with_expanded_caches
 
 if TYPE_CHECKING:
     from ..builder import OpBuilder
@@ -103,6 +104,16 @@ class Attention(OpDefinition):
             return parts
         return super().decompose(op, builder)
 
+    def standard_form(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
+        """The same by the operator of the standard, in a form that ONNX Runtime runs; None if that is not possible.
+
+        Weights that are NaN are taken for those of a query without keys, as `masking` "nan-to-zero" means them.
+        """
+        from ..infer import InferenceContext
+        from .attention_standard import StandardAttention
+
+        return StandardAttention(op, builder, InferenceContext(builder.symbols)).build()
+
     def infer(self, op: Operation, context: InferenceContext) -> Sequence[Type]:
         q_dtype, v_dtype = dtype_of(op, 0, 1), dtype_of(op, 2)
         shapes = self.shapes(op, context)
@@ -160,12 +171,44 @@ class Attention(OpDefinition):
 class RotaryEmbedding(WithParts, SameShape):
     """Su et al. 2021 (arXiv 2104.09864): pairs of elements rotated by an angle that grows with the position.
 
-    x is [batch, heads, length, size] or packed [batch, length, heads * size]; the caches are [batch, length, size / 2],
-    where the batch may be 1 (which the standard does not say, but its reference implementation means).
+    x is [batch, heads, length, size] or packed [batch, length, heads * size], the caches [batch, length, size / 2].
+
+    One attribute is ours and never written: `broadcast=1` says that batch and length of the caches need not be those of
+    x, and are broadcast against them.
     """
+
+    @cached_property
+    def attribute_specs(self) -> dict[str, AttributeSpec]:
+        return {**super().attribute_specs, "broadcast": AttributeSpec("broadcast", "int", default=0)}
+
+    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
+        shape = shape_of(op, 0)
+        if shape is None or len(shape) not in (3, 4) or not op.attr("broadcast"):
+            return shape
+        length = len(shape) - 2
+        dims = [(shape[0], shape[length])]
+        for index in (1, 2):
+            cache = shape_of(op, index)
+            if cache is None or len(cache) != 3:
+                return [context.fresh(), *shape[1:length], context.fresh(), shape[-1]]
+            dims.append((cache[0], cache[1]))
+        batch, places = broadcast(op, dims, context) or (context.fresh(), context.fresh())
+        return [batch, *shape[1:length], places, shape[-1]]
 
     def parts(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
         return rotary_parts(op, builder)
+
+    def standard_form(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
+        return with_expanded_caches(op, builder) if op.attr("broadcast") else None
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        from ..evaluation import evaluate_by_decomposition
+
+        if "broadcast" not in op.attributes:
+            return super().evaluate(op, *operands)
+        results = evaluate_by_decomposition(op, operands)
+        assert results is not None
+        return results[0]
 
     def flops(self, op: Operation) -> Dim | None:
         return times(3, operand_size(op))

@@ -7,12 +7,12 @@ for rows of the lowest finite number).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from ..core import Operation, Value
+    from ..core import Value
     from ..infer import InferenceContext
 
 # A bias above this share of the lowest finite number leaves a key visible, in every runtime.
@@ -27,7 +27,7 @@ def rows_may_be_masked(mask: Value, context: InferenceContext, causal: bool = Fa
     data = context.data(mask)
     if data is not None:
         return not _rows_are_visible(data.numpy(), causal)
-    return not (is_lower_triangular(mask, context) is not None)
+    return not is_lower_triangular(mask, context)
 
 
 def _rows_are_visible(array: np.ndarray, causal: bool) -> bool:
@@ -36,41 +36,56 @@ def _rows_are_visible(array: np.ndarray, causal: bool) -> bool:
     if array.dtype.kind == "b":
         visible = array
     else:
-        wide = array.astype(np.float64) if array.dtype.itemsize < 8 else array
-        lowest = float(np.finfo(array.dtype).min) if array.dtype.kind == "f" else -np.inf
-        visible = np.isfinite(wide) & (wide > _VISIBLE * lowest)
+        wide = array.astype(np.float64)
         if np.isnan(wide).any() or np.isposinf(wide).any():
             return False
+        visible = wide > _VISIBLE * lowest(array.dtype)
     # The first key is visible to every query under the causal mask.
     return bool(visible[..., 0].all()) if causal else bool(visible.any(axis=-1).all())
 
 
-def is_lower_triangular(mask: Value, context: InferenceContext) -> Operation | None:
-    """The Trilu at the origin of a mask that lets query i see keys 0 to i; None if the mask is not known to be so.
+def lowest(dtype: np.dtype) -> float:
+    """The least finite number of a floating-point type."""
+    from ml_dtypes import finfo
 
-    Such as `where(equal(trilu(expand(1, size), upper=0), 0), lowest, 0)`, which torch writes for `is_causal`.
+    limits: Any = finfo  # its package has no annotations
+    return float(limits(dtype).min)
+
+
+def is_lower_triangular(mask: Value, context: InferenceContext) -> bool:
+    """Whether `mask` lets query i see keys 0 to i, and no others; False if that is not known.
+
+    A constant, or `where(equal(trilu(expand(1, size), upper=0), 0), lowest, 0)`, which torch writes for `is_causal`.
     """
+    data = context.data(mask)
+    if data is not None:
+        return _is_lower_constant(data.numpy())
     producer = mask.producer
-    if producer is None:
-        return None
-    if producer.name == "where":
-        condition, masked, visible = producer.operands
-        low, zero = _number(masked, context), _number(visible, context)
-        if low is None or zero != 0 or condition is None or not _is_hiding(low, masked):
-            return None
-        return _is_upper_part(condition, context)
-    return None
+    if producer is None or producer.name != "where":
+        return False
+    condition, masked, visible = producer.operands
+    low, zero = _number(masked, context), _number(visible, context)
+    if low is None or zero != 0 or condition is None:
+        return False
+    data = context.data(masked)
+    assert data is not None
+    return low <= _VISIBLE * lowest(data.dtype.numpy) and _is_upper_part(condition, context)
 
 
-def _is_hiding(number: float, like: Value | None) -> bool:
-    """Whether a key with this bias gets no weight beside a visible one."""
-    return number <= -1e9
+def _is_lower_constant(array: np.ndarray) -> bool:
+    if array.ndim < 2 or not array.size or array.shape[:-2] != (1,) * (array.ndim - 2):
+        return False
+    lower = np.tri(array.shape[-2], array.shape[-1]) > 0
+    if array.dtype.kind == "b":
+        return bool((array == lower).all())
+    hidden = array <= _VISIBLE * lowest(array.dtype)
+    return bool((hidden == ~lower).all() and (array[np.broadcast_to(lower, array.shape)] == 0).all())
 
 
-def _is_upper_part(condition: Value, context: InferenceContext) -> Operation | None:
+def _is_upper_part(condition: Value, context: InferenceContext) -> bool:
     producer = condition.producer
     if producer is None:
-        return None
+        return False
     if producer.name == "equal":
         sides = producer.operands
         for left, right in (sides, sides[::-1]):
@@ -78,24 +93,21 @@ def _is_upper_part(condition: Value, context: InferenceContext) -> Operation | N
                 return _is_lower_ones(left, context)
     if producer.name == "not":
         inner = producer.input(0)
-        return None if inner is None else _is_lower_ones(inner, context)
-    return None
+        return inner is not None and _is_lower_ones(inner, context)
+    return False
 
 
-def _is_lower_ones(value: Value, context: InferenceContext) -> Operation | None:
+def _is_lower_ones(value: Value, context: InferenceContext) -> bool:
     """A Trilu that keeps ones on and below the main diagonal."""
     producer = value.producer
     if producer is None or producer.name != "trilu" or producer.attr("upper", 1):
-        return None
+        return False
     diagonal = producer.input(1)
     if diagonal is not None and _number(diagonal, context) != 0:
-        return None
+        return False
     filled = producer.input(0)
     expand = filled.producer if filled is not None else None
-    if expand is None or expand.name != "expand":
-        return None
-    one = _number(expand.input(0), context)
-    return producer if one is not None and one == 1 else None
+    return expand is not None and expand.name == "expand" and _number(expand.input(0), context) == 1
 
 
 def _number(value: Value | None, context: InferenceContext) -> float | None:

@@ -6,7 +6,7 @@ what that one reads does; then nobody needs the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ...graph.builder import OpBuilder
 from ...graph.core import Block, Operation, Value
@@ -14,13 +14,16 @@ from ...graph.diagnostics import TypeInferenceError
 from ...graph.dims import FreshSymbols
 
 
-def looked_through(block: Block, symbols: FreshSymbols, in_parts: Callable[[Operation], bool]) -> set[Operation]:
-    """The operations of `block` that nobody will need; `in_parts` tells which operations are decomposed."""
+def looked_through(
+    block: Block, symbols: FreshSymbols, form_of: Callable[[Operation], Callable[..., Sequence[Value] | None] | None]
+) -> set[Operation]:
+    """The operations of `block` that nobody will need; `form_of` gives what an operation will be made of."""
     used: set[Value] = set()
     decomposed: set[Operation] = set()
     for op in block:
-        if getattr(op.definition, "looks_through", False) and in_parts(op):
-            found = _read_by_parts(op, symbols)
+        form = form_of(op) if getattr(op.definition, "looks_through", False) else None
+        if form is not None:
+            found = _read_by_parts(op, form, symbols)
             if found is not None:
                 used |= found
                 decomposed.add(op)
@@ -39,11 +42,13 @@ def _is_used(op: Operation) -> bool:
     return any(result.use_count for result in op.results)
 
 
-def _read_by_parts(op: Operation, symbols: FreshSymbols) -> set[Value] | None:
-    """The values outside that the decomposition of `op` reads; None if there is none."""
+def _read_by_parts(
+    op: Operation, form: Callable[..., Sequence[Value] | None], symbols: FreshSymbols
+) -> set[Value] | None:
+    """The values outside that the operations read which `form` makes of `op`; None if there are none."""
     scratch = Block()
     try:
-        values = op.definition.decompose(op, OpBuilder(scratch, symbols, location=op.location))
+        values = form(op, OpBuilder(scratch, symbols, location=op.location))
         if values is None:
             return None
         read = {operand for made in scratch for operand in made.operand_values}

@@ -1,8 +1,8 @@
 """Which fused operators of the standard are better written as their parts: what ONNX Runtime does with each.
 
-The facts were measured with ONNX Runtime 1.32 on a CPU (`benchmarks/fused_operators.py` repeats it). An operator without
-a kernel is expanded there by its function body in the standard, into more operations than needed and without the
-fusions that the parts would get; some bodies cannot be run at all.
+The facts were measured with ONNX Runtime 1.32 on a CPU (`benchmarks/fused_operators.py` repeats it). An operator
+without a kernel is expanded there by its function body in the standard, into more operations than needed and without
+the fusions that the parts would get; some bodies cannot be run at all.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ...graph import dtypes
-from ...graph.core import Operation
-from ...graph.dims import prove_equal
+from ...graph.core import Operation, Value
+from ...graph.dims import Dim, prove_equal
 from ...graph.dtypes import DType
 from ...graph.types import TensorType
 
@@ -42,31 +42,56 @@ class Support:
         return self.objection(op) if self.objection is not None else None
 
 
-def _batch_of_caches(op: Operation) -> str | None:
-    """ONNX Runtime compares the batch of the caches with that of x, where the standard's reference broadcasts."""
-    if len(op.operands) > 3 and op.operands[3] is not None:
+def _caches_fit(op: Operation) -> str | None:
+    """ONNX Runtime compares batch and length of the caches with those of x, and does not broadcast."""
+    if op.input(3) is not None:
         return None
-    shapes = [
-        value.type.shape if value is not None and isinstance(value.type, TensorType) else None
-        for value in op.operands[:3]
-    ]
-    if any(shape is None or not shape for shape in shapes):
-        return "wants to know the batch of its caches"
-    batches = [shape[0] for shape in shapes if shape]
-    fits = all(prove_equal(batches[0], batch) is True for batch in batches[1:])
-    return None if fits else "does not broadcast its caches over the batch"
+    shapes = [_shape(op.input(index)) for index in range(3)]
+    x, caches = shapes[0], shapes[1:]
+    if x is None or any(cache is None or len(cache) != 3 for cache in caches):
+        return "wants to know batch and length of its caches"
+    pairs = [(x[place], cache[index]) for cache in caches if cache for index, place in enumerate((0, len(x) - 2))]
+    fits = all(prove_equal(left, right) is True for left, right in pairs)
+    return None if fits else "does not broadcast its caches"
+
+
+def _shape(value: Value | None) -> tuple[Dim, ...] | None:
+    return value.type.shape if value is not None and isinstance(value.type, TensorType) else None
+
+
+def _mask_fits(op: Operation) -> str | None:
+    """ONNX Runtime wants a mask of [..., queries, keys], where the standard's reference broadcasts."""
+    mask = op.input(3)
+    if mask is None:
+        return None
+    own, query, key, past = (_shape(op.input(index)) for index in (3, 0, 1, 4))
+    if own is None or query is None or key is None or (past is None and op.input(4) is not None):
+        return "wants to know the queries and keys of its mask"
+    keys = key[-2] if past is None else key[-2] + past[2]
+    fits = len(own) >= 2 and prove_equal(own[-2], query[-2]) is True and prove_equal(own[-1], keys) is True
+    return None if fits else "does not broadcast its mask"
 
 
 _FLOATS = frozenset({dtypes.f16, dtypes.f32, dtypes.f64})
 
 SUPPORT: dict[tuple[str, str], Support] = {
+    ("", "Attention"): Support(_FLOATS, objection=_mask_fits),
     ("", "Gelu"): Support(frozenset({dtypes.f32})),
     ("", "RMSNormalization"): Support(_FLOATS),
-    ("", "RotaryEmbedding"): Support(frozenset({dtypes.f16, dtypes.f32}), objection=_batch_of_caches),
+    ("", "RotaryEmbedding"): Support(frozenset({dtypes.f16, dtypes.f32}), objection=_caches_fit),
     ("", "Swish"): Support(without_kernel="has no kernel of it and runs its parts twice as fast"),
     ("", "SwiGLU"): Support(without_kernel="cannot run it"),
     ("", "GroupNormalization"): Support(without_kernel="has no kernel of it and runs its parts twice as fast"),
 }
+
+
+def has_kernel(op: Operation) -> bool:
+    """Whether ONNX Runtime has a kernel of this operator for its element type, as far as is known."""
+    support = SUPPORT.get((op.domain, op.op_type))
+    type = op.operands[0].type if op.operands and op.operands[0] is not None else None
+    if support is None or not isinstance(type, TensorType):
+        return True
+    return not support.without_kernel and type.dtype in support.dtypes
 
 
 def why_in_parts(op: Operation) -> str | None:

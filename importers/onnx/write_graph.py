@@ -54,7 +54,8 @@ class OpenGraph:
 
     def is_written(self, constant: Operation) -> bool:
         """Whether a constant goes to the file: if something written uses it, or nothing ever did."""
-        unused = not constant.result.use_count and "from_attribute" not in constant.metadata
+        is_of_model = constant.parent is not None and "from_attribute" not in constant.metadata
+        unused = is_of_model and not constant.result.use_count
         return unused or constant in self.needed
 
 
@@ -168,7 +169,7 @@ class BodyWriter:
     # ---- parts of a graph ----------------------------------------------------------------------------------------
 
     def _write_operations(self, block: Block, graph: OpenGraph) -> None:
-        unneeded = looked_through(block, self.context.symbols, self._nodes.is_in_parts)
+        unneeded = looked_through(block, self.context.symbols, self._nodes.form)
         for op in block:
             if op not in unneeded:
                 self.write(op, graph)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onnx import AttributeProto, NodeProto
 
@@ -14,15 +14,19 @@ from ...graph.diagnostics import TypeInferenceError
 from ...graph.infer import InferenceContext
 from ...graph.location import NodeLocation
 from ...graph.onnx_values import attribute_kind, attribute_proto
+from ...graph.opdef import OpDefinition
 from . import versions
 from .check import constant_may_be, kinds_of
 from .constants import spelled
 from .declared import keep_declared
 from .read_node import Facts
-from .runtime_support import why_in_parts
+from .runtime_support import has_kernel, why_in_parts
 
 if TYPE_CHECKING:
     from .write_graph import BodyWriter, OpenGraph, WriteContext
+
+# What makes operations that stand for one: a definition's `decompose` or `standard_form`.
+Form: TypeAlias = Callable[[Operation, OpBuilder], "Sequence[Value] | None"]
 
 # Decompositions within decompositions; more than this means that two of them lead to each other.
 _MAX_EXPANSION = 12
@@ -38,6 +42,7 @@ class NodeWriter:
         self.names = bodies.names
         self._facts = Facts(InferenceContext(context.symbols), propagate=True)
         self._expanding = 0
+        self._in_standard_form = False
 
     def write(self, op: Operation, graph: OpenGraph) -> None:
         """Append the node, or the nodes, of `op` to `graph`; an operator that cannot be written is logged."""
@@ -45,6 +50,8 @@ class NodeWriter:
             self._append(op, _node_of(op), graph)
             return
         if op.domain not in self.context.allowed and self._expand(op, graph):
+            return
+        if self._has_standard_form(op) and self._write_standard_form(op, graph):
             return
         reason = self._why_in_parts(op)
         if reason is not None and self._expand(op, graph):
@@ -197,28 +204,68 @@ class NodeWriter:
 
     def _why_in_parts(self, op: Operation) -> str | None:
         """Why an operator that could be written is not; one that is in the file as it is stays as it is."""
-        if self.context.keep_fused or isinstance(op.location, NodeLocation):
+        if self.context.keep_fused or self._in_standard_form or isinstance(op.location, NodeLocation):
             return None
         return why_in_parts(op)
 
-    def is_in_parts(self, op: Operation) -> bool:
-        """Whether `op` will be written as its decomposition, if it has one."""
+    def form(self, op: Operation) -> Form | None:
+        """What makes the operations that `op` will be written as; None if it is written as it is."""
+        if self._has_standard_form(op):
+            return op.definition.standard_form
         if self._why_in_parts(op) is not None:
-            return True
+            return op.definition.decompose
         try:
             versions.downgrade(_node_of(op), self.opsets.get(op.domain, 1), self._facts)
         except versions.CannotDowngrade:
-            return True
-        return False
+            return op.definition.decompose
+        return None
 
-    def _expand(self, op: Operation, graph: OpenGraph) -> bool:
+    def _has_standard_form(self, op: Operation) -> bool:
+        """Whether an operation that says more than its operator in the standard is to be written as that.
+
+        It is if that takes fewer nodes than its parts, or fused operators are to be kept.
+        """
+        definition = op.definition
+        if type(definition).standard_form is OpDefinition.standard_form:
+            return False
+        if self._expanding or isinstance(op.location, NodeLocation):
+            return False
+        if self.opsets.get(op.domain, 1) < min(versions.engine.versions(op.op_type, op.domain)):
+            return False
+        size = self._size(op, definition.standard_form)
+        if size is None or self.context.keep_fused or not has_kernel(op):
+            return size is not None and self.context.keep_fused
+        parts = self._size(op, definition.decompose)
+        return parts is None or size < parts
+
+    def _write_standard_form(self, op: Operation, graph: OpenGraph) -> bool:
+        """Write `op` by the standard's operator, in the form that ONNX Runtime runs."""
+        self._in_standard_form = True
+        try:
+            return self._expand(op, graph, op.definition.standard_form)
+        finally:
+            self._in_standard_form = False
+
+    def _size(self, op: Operation, form: Form) -> int | None:
+        """How many nodes `form` makes of `op`; None if it has no answer."""
+        block = Block()
+        try:
+            values = form(op, OpBuilder(block, self.context.symbols, location=op.location))
+            return None if values is None else sum(made.name != "const" for made in block)
+        except TypeInferenceError:
+            return None
+        finally:
+            for made in reversed(list(block)):
+                made._erase()
+
+    def _expand(self, op: Operation, graph: OpenGraph, form: Form | None = None) -> bool:
         """Write `op` as simpler operations, built in a block that is thrown away; False if it has no such form."""
         if self._expanding >= _MAX_EXPANSION:
             return False
         block = Block()
         builder = OpBuilder(block, self.context.symbols, location=op.location)
         try:
-            values = op.definition.decompose(op, builder)
+            values = (form or op.definition.decompose)(op, builder)
             if values is None:
                 return False
             self._expanding += 1

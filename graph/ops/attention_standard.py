@@ -1,0 +1,144 @@
+"""An attention of ours as the operator of the standard, where that can be made to say the same.
+
+ONNX Runtime 1.32 wants a mask of [..., queries, keys], and gives zeros for a query all of whose keys have the lowest
+finite number added, or less; the standard does so for -inf alone. A softmax gives NaN for -inf, and weights for the
+lowest number in which the scores are lost. So rows of a mask that may hide all keys are moved to where neither rule
+holds and the softmax gives the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import dtypes
+from ..dims import prove_equal
+from ..types import TensorType
+from .attention_parts import dtype_of_value, shape_of_value
+from .masked_rows import is_lower_triangular, lowest, rows_may_be_masked
+
+if TYPE_CHECKING:
+    from ..builder import OpBuilder
+    from ..core import Operation, Value
+    from ..dims import Dim
+    from ..infer import InferenceContext
+
+# In these, half the lowest number still absorbs every score that is not huge itself.
+_WIDE = (dtypes.f32, dtypes.f64, dtypes.bf16)
+
+
+class StandardAttention:
+    """Builds Attention for one operation; `build` gives None if it cannot say the same."""
+
+    def __init__(self, op: Operation, builder: OpBuilder, context: InferenceContext) -> None:
+        self.op, self.b, self.context = op, builder, context
+        query, key = op.input(0), op.input(1)
+        assert query is not None
+        assert key is not None
+        self.query, self.key = query, key
+
+    def build(self) -> list[Value] | None:
+        op = self.op
+        if op.input(4) is not None or op.input(6) is not None or len(op.results) > 1:
+            return None
+        attributes = {name: value for name, value in op.attributes.items() if name not in ("masking", "masked_score")}
+        mask = op.input(3)
+        if (
+            mask is not None
+            and op.attr("masked_score") <= lowest(dtype_of_value(self.query).numpy)
+            and self._is_causal(mask)
+        ):
+            attributes["is_causal"] = 1
+            mask = None
+        if mask is not None:
+            mask = self._mask(mask)
+            if mask is None:
+                return None
+        return [self.b.create("attention", [*op.operands[:3], mask], attributes).result]
+
+    # ---- masks -------------------------------------------------------------------------------------------------------
+
+    def _lengths(self) -> tuple[Dim, Dim] | None:
+        query, key = shape_of_value(self.query), shape_of_value(self.key)
+        return None if query is None or key is None else (query[-2], key[-2])
+
+    def _is_causal(self, mask: Value) -> bool:
+        """Whether the mask lets query i see keys 0 to i and has as many rows and columns."""
+        lengths, shape = self._lengths(), shape_of_value(mask)
+        if self.op.attr("is_causal") or lengths is None or shape is None or len(shape) < 2:
+            return False
+        fits = all(prove_equal(a, b) is True for a, b in zip(shape[-2:], lengths, strict=True))
+        return fits and is_lower_triangular(mask, self.context) and not any(dim != 1 for dim in shape[:-2])
+
+    def _mask(self, mask: Value) -> Value | None:
+        dtype = dtype_of_value(self.query)
+        fill = self.op.attr("masked_score")
+        safe = not rows_may_be_masked(mask, self.context, bool(self.op.attr("is_causal")))
+        if dtype_of_value(mask) is dtypes.bool_:
+            if fill != -np.inf and fill > lowest(dtype.numpy):
+                return None
+            if self.op.attr("masking") != "standard" and not safe:
+                bias = self._chosen(mask, fill, dtype)
+                return None if bias is None else self._expanded(bias)
+            return self._expanded(mask)
+        if self.op.attr("masking") != "standard" and not safe:
+            guarded = self._guarded(mask, dtype)
+            return None if guarded is None else self._expanded(guarded)
+        return self._expanded(mask)
+
+    def _chosen(self, mask: Value, fill: float, dtype: dtypes.DType) -> Value | None:
+        """A term to be added that does what the condition does, in rows without a key, too."""
+        b = self.b
+        if fill != -np.inf and dtype not in _WIDE:
+            return None
+        zero = b.const(np.zeros((), dtype.numpy))
+        if fill != -np.inf:
+            # A uniform row, as the lowest number gives it.
+            uniform: Value = b.where(mask, zero, _number(b, lowest(dtype.numpy) / 2, dtype))
+            return uniform
+        if self.op.attr("masking") == "nan-to-zero":
+            return mask
+        bias = b.where(mask, zero, _number(b, -np.inf, dtype))
+        # 0 where a key is visible; -inf - -inf, which is NaN, where none is.
+        result: Value = b.sub(bias, b.reduce_max(bias, [-1], keepdims=1))
+        return result
+
+    def _guarded(self, mask: Value, dtype: dtypes.DType) -> Value | None:
+        """The mask with other numbers in rows that hide all keys: as far from each other, and absorbing the scores."""
+        if dtype not in _WIDE:
+            return None
+        b = self.b
+        low = _number(b, lowest(dtype.numpy) / 2, dtype)
+        most = b.reduce_max(mask, [-1], keepdims=1)
+        hidden = b.less_or_equal(most, low)
+        if self.op.attr("masking") == "nan-to-zero":
+            moved = b.mul(mask, _number(b, 0.5, dtype))
+        else:
+            moved = b.add(b.sub(mask, most), low)
+        result: Value = b.where(hidden, moved, mask)
+        return result
+
+    def _expanded(self, mask: Value) -> Value:
+        """The mask with all queries and keys."""
+        lengths, shape = self._lengths(), shape_of_value(mask)
+        b = self.b
+        whole = lengths is not None and shape is not None and len(shape) >= 2
+        if whole and all(prove_equal(a, c) is True for a, c in zip((shape or ())[-2:], lengths or (), strict=True)):
+            return mask
+        # The standard fills up a mask with too few keys; only others are broadcast along them.
+        own = self.op.attr("masking") == "standard"
+        if lengths is not None and all(isinstance(length, int) for length in lengths):
+            wide: Value = b.expand(mask, [lengths[0], 1 if own else lengths[1]])
+        else:
+            keys = b.const([1]) if own else b.shape(self.key, start=-2, end=-1)
+            wide = b.expand(mask, b.concat(b.shape(self.query, start=-2, end=-1), keys, axis=0))
+        found = shape_of_value(wide)
+        # A mask is broadcast to the scores, never the other way round.
+        if lengths is not None and found is not None and isinstance(wide.type, TensorType):
+            wide.type = wide.type.with_shape([*found[:-2], lengths[0], found[-1] if own else lengths[1]])
+        return wide
+
+
+def _number(builder: OpBuilder, value: float, dtype: dtypes.DType) -> Value:
+    return builder.const(np.asarray(value, np.float64).astype(dtype.numpy))
