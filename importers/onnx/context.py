@@ -13,7 +13,7 @@ from ...graph.diagnostics import Diagnostic, DiagnosticLog, TilewrightError
 from ...graph.dims import FreshSymbols
 from ...graph.location import Location
 from ...graph.module import FunctionKey
-from ...graph.onnx_values import MAX_ELEMENTS, type_from_proto
+from ...graph.onnx_values import MAX_ELEMENTS, MAX_RANK, type_from_proto
 from ...graph.types import Type
 from .read_tensors import TensorReader
 
@@ -99,7 +99,7 @@ class ReadContext:
         return type_from_proto(proto, self.symbols.distinct, self.symbols)
 
     def check_shape(self, type: Type, what: str, location: Location | None) -> None:
-        """Log an error for a tensor type with more elements than can exist."""
+        """Log an error for a tensor type with more dims or elements than can exist."""
         if type in self._checked or not isinstance(type, types.TensorType) or type.shape is None:
             return
         self._checked.add(type)
@@ -107,5 +107,9 @@ class ReadContext:
         for dim in type.shape:
             if isinstance(dim, int):
                 known *= dim
-        if known > MAX_ELEMENTS:
+        if len(type.shape) > MAX_RANK:
+            self.log.error(
+                "onnx/tensor-rank", f"{what} has {len(type.shape)} dims, more than the {MAX_RANK} possible", location
+            )
+        elif known > MAX_ELEMENTS:
             self.log.error("onnx/huge-shape", f"{what} is {type}: more elements than can exist", location)

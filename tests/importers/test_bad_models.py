@@ -236,6 +236,11 @@ def huge_input() -> ModelProto:
     return text("g (float[4294967296, 4294967296] x) => (float[N, M] y) { y = Neg(x) }")
 
 
+@bad("onnx/tensor-rank")
+def input_of_many_dims() -> ModelProto:
+    return model([helper.make_node("Neg", ["x"], ["y"])], [info("x", [1] * 65)], [info("y", None)])
+
+
 @bad("onnx/huge-shape")
 def huge_weight() -> ModelProto:
     proto = plain("y = Add(x, w)")
