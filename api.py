@@ -67,8 +67,8 @@ def optimize(
     first = interface_passes(dims, shapes, inputs, outputs)
     size = stored_bytes(opened) if original_bytes is None else original_bytes
 
-    def attempt(rest: str, may_grow: bool, log: DiagnosticLog) -> OptimizeReport:
-        context = PassContext(log=log, trace=trace, original_bytes=size, may_grow=may_grow)
+    def attempt(rest: str, may_grow: bool, log: DiagnosticLog, original: Module | None = None) -> OptimizeReport:
+        context = PassContext(log=log, trace=trace, original_bytes=size, original=original, may_grow=may_grow)
         if passes is None:
             context.exactness = EXACTNESS.get(level, context.exactness)
         # An empty pipeline leaves nothing to come after the first passes.

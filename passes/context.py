@@ -61,6 +61,7 @@ class PassContext:
     pipeline starts).
     `exactness` is the least exact kind of rewrite that may run; rules beyond it are skipped.
     `max_applications` stops rewriting after that many rule applications (for bisection).
+    `original` is a copy of the module as it was, for reproducers (None: the manager makes one).
     `may_grow` lets passes make a model larger in order to have fewer operations; without it they do not.
     `debug` makes rules that lie about changing something an error; it also follows TILEWRIGHT_DEBUG=1.
     """
@@ -69,6 +70,7 @@ class PassContext:
     limits: Limits = field(default_factory=Limits)
     exactness: Exactness = "approximate"
     original_bytes: int = 0
+    original: Module | None = None
     may_grow: bool = True
     trace: Trace | None = None
     debug: bool = field(default_factory=lambda: os.environ.get("TILEWRIGHT_DEBUG", "0") not in ("", "0"))

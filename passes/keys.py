@@ -1,7 +1,7 @@
 """Keys by which passes tell that two operations, or two blocks, compute the same.
 
-Operands are compared by identity, what regions define by position, attributes with their defaults filled in, floats by
-their bits, small constants by their contents.
+Operands are compared by identity, what regions define by position, attributes as if those at their default were left
+out, floats by their bits, small constants by their contents.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ def operation_key(op: Operation, local: dict[Value, int] | None = None) -> Hasha
     operands: list[Hashable] = [_value_key(operand, local) for operand in op.operands]
     if Trait.COMMUTATIVE in op.definition.traits and len(operands) >= 2:
         operands[:2] = sorted(operands[:2], key=repr)
-    names = {*op.attributes, *op.definition.attribute_specs}
-    attributes = tuple((name, _attribute_key(op.attr(name))) for name in sorted(names) if name not in op.regions)
+    attributes: list[tuple[str, Hashable]] = []
+    for name in sorted(op.attributes):
+        key = _attribute_key(op.attributes[name])
+        if key != _attribute_key(op.definition.attribute_default(name)):
+            attributes.append((name, key))
     regions: list[Hashable] = []
     for name in sorted(op.regions):
         block = block_key(op.regions[name].block, local)
         if block is None:
             return None
         regions.append((name, block))
-    return (id(op.definition), tuple(operands), attributes, tuple(regions), len(op.results))
+    return (id(op.definition), tuple(operands), tuple(attributes), tuple(regions), len(op.results))
 
 
 def block_key(block: Block, outer: dict[Value, int] | None = None) -> Hashable | None:

@@ -236,8 +236,8 @@ class _Run:
 
     def _source(self) -> Module | None:
         """A copy of the module as it is now, for a reproducer; constants are shared, not copied."""
-        if self.manager.reproducers is False:
-            return None
+        if self.manager.reproducers is False or self.context.original is not None:
+            return self.context.original
         from ..graph.clone import clone_module
 
         return clone_module(self.module)

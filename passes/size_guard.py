@@ -25,9 +25,12 @@ ESTIMATE_SHARE, ESTIMATE_BYTES = 0.02, 64
 
 
 class Attempt(NamedTuple):
-    """One way to optimize. `run` rewrites the module in place and logs what it finds; `note` says what it left out."""
+    """One way to optimize. `run` rewrites the module in place and logs what it finds; `note` says what it left out.
 
-    run: Callable[[DiagnosticLog], OptimizeReport]
+    `run` also gets a copy of the module as it was.
+    """
+
+    run: Callable[[DiagnosticLog, Module], OptimizeReport]
     note: str = ""
 
 
@@ -45,7 +48,7 @@ def first_that_fits(
         if attempt is not attempts[0]:
             module.take_over(clone_module(original))
         log = DiagnosticLog()
-        report = attempt.run(log)
+        report = attempt.run(log, original)
         if not report.changed or attempt is attempts[-1]:
             break
         if estimate - written_bytes(module) > ESTIMATE_BYTES + ESTIMATE_SHARE * structure_bytes(original):
