@@ -58,6 +58,8 @@ class Trait(Enum):
     SHAPE_ONLY = auto()  # reads only the operand's shape, not its elements
     CONTROL_FLOW = auto()  # runs its regions
 
+    __hash__ = object.__hash__  # Enum's own is slower, and members are unique
+
 
 class ParameterKind(Enum):
     REQUIRED = auto()
@@ -183,7 +185,7 @@ class OpDefinition:
         """
         return None
 
-    @property
+    @cached_property
     def propagates(self) -> bool:
         """Whether `propagate` looks at operand elements, so that they are worth finding first."""
         return type(self).propagate is not OpDefinition.propagate and Trait.SHAPE_ONLY not in self.traits
