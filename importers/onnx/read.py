@@ -70,8 +70,13 @@ def load(
     """
     collected = log if log is not None else DiagnosticLog()
     seen = len(collected.diagnostics)
-    model, tensors = _open(source, folder)
-    module = _read_model(model, tensors, collected)
+    try:
+        model, tensors = _open(source, folder)
+        module = _read_model(model, tensors, collected)
+    except ModelError as error:
+        if isinstance(source, str | os.PathLike) and not error.code.startswith("file/"):
+            error.with_note(f"the file is {os.fspath(source)}")
+        raise
     found = [item.render() for item in collected.diagnostics[seen:] if item.severity == "warning"]
     if log is None and found:
         shown = [*found[:10], *([f"... and {len(found) - 10} more"] if len(found) > 10 else [])]

@@ -452,6 +452,8 @@ def test_other_files_are_recognised(content: bytes, code: str, words: str, tmp_p
         with pytest.raises(ModelError, match=words) as caught:
             tilewright.load(source)
         assert caught.value.code == code
+        named = f"the file is {path}" in caught.value.diagnostics[0].notes
+        assert named is (source is not content)
 
 
 def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
