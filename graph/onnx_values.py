@@ -70,6 +70,18 @@ def _string_data(proto: TensorProto, shape: tuple[int, ...]) -> TensorData:
     return ArrayData(items.reshape(shape), dtypes.string)
 
 
+# Where a tensor without raw data keeps its elements, and as what; other types are in int32_data.
+_TYPED_FIELDS: dict[dtypes.DType, tuple[str, Any]] = {
+    dtypes.f32: ("float_data", np.float32),
+    dtypes.c64: ("float_data", np.float32),
+    dtypes.f64: ("double_data", np.float64),
+    dtypes.c128: ("double_data", np.float64),
+    dtypes.i64: ("int64_data", np.int64),
+    dtypes.u32: ("uint64_data", np.uint64),
+    dtypes.u64: ("uint64_data", np.uint64),
+}
+
+
 def _typed_array(proto: TensorProto, dtype: dtypes.DType, shape: tuple[int, ...]) -> np.ndarray:
     """Elements from the typed fields (float_data, int32_data, ...; see TensorProto in onnx.proto)."""
     count = _elements(shape)
@@ -77,16 +89,8 @@ def _typed_array(proto: TensorProto, dtype: dtypes.DType, shape: tuple[int, ...]
         packed = np.array(proto.int32_data, np.int64).astype(np.uint8)
         _check_size(proto, dtype.storage_bytes(count), len(packed), "bytes")
         return from_raw(packed.tobytes(), dtype, shape)
-    fields: dict[dtypes.DType, tuple[Any, Any]] = {
-        dtypes.f32: (proto.float_data, np.float32),
-        dtypes.c64: (proto.float_data, np.float32),
-        dtypes.f64: (proto.double_data, np.float64),
-        dtypes.c128: (proto.double_data, np.float64),
-        dtypes.i64: (proto.int64_data, np.int64),
-        dtypes.u32: (proto.uint64_data, np.uint64),
-        dtypes.u64: (proto.uint64_data, np.uint64),
-    }
-    field, stored = fields.get(dtype, (proto.int32_data, np.int32))
+    name, stored = _TYPED_FIELDS.get(dtype, ("int32_data", np.int32))
+    field = getattr(proto, name)
     array = np.array(field, stored)
     if dtype.kind == "complex":
         array = array.view(dtype.numpy)
