@@ -31,6 +31,7 @@ from ..graph.location import fuse
 from ..graph.types import TensorType
 from .base import RulePass
 from .context import PassContext
+from .driver import apply_rules
 from .fuse_attention_forms import Operands, choose_again, choose_operands
 from .fuse_attention_masks import Mask, build_mask, choose_mask
 from .fuse_attention_scores import NearMiss, Scores, dtype_of, near, read_scores
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from ..graph.module import Module
     from ..graph.rewriter import Rewriter
 
+# The opset since which the standard has Attention.
+FIRST_OPSET = 23
 # Element types that Attention takes.
 _FLOATS = ("f32", "f16", "bf16", "f64")
 
@@ -56,7 +59,7 @@ class Site:
     scale: float
 
 
-def find_site(softmax: Operation, inference: InferenceContext) -> Site | Mismatch:
+def find_site(softmax: Operation, inference: InferenceContext, flat: bool = False) -> Site | Mismatch:
     """The attention around `softmax`; a NearMiss if there is one that cannot be fused, with the reason."""
     scores = read_scores(softmax, inference)
     if isinstance(scores, Mismatch):
@@ -66,7 +69,7 @@ def find_site(softmax: Operation, inference: InferenceContext) -> Site | Mismatc
     dtype = types.pop()
     if types or dtype is None or dtype.name not in _FLOATS:
         return near("query, key and value are not of one floating-point type", scores.product, scores.context)
-    operands = choose_operands(scores, inference)
+    operands = choose_operands(scores, inference, flat)
     if isinstance(operands, Mismatch):
         return operands
     mask = choose_mask(scores, operands, inference)
@@ -82,12 +85,15 @@ class FusedAttention(OpRule):
     exactness = "reassociates"
     root: ClassVar[str] = "softmax"
 
+    def __init__(self, flat: bool = False) -> None:
+        self.flat = flat
+
     def when(self, m: Match) -> Verdict:
-        found = find_site(m.root, m.inference)
+        found = find_site(m.root, m.inference, self.flat)
         return found if isinstance(found, Mismatch) else True
 
     def build(self, b: OpBuilder, m: Match) -> Replacement:
-        site = find_site(m.root, m.inference)
+        site = find_site(m.root, m.inference, self.flat)
         assert isinstance(site, Site)
         _Fusion(site, m.rewriter).run()
         return None
@@ -135,13 +141,26 @@ class _Fusion:
             self.rewriter.set_type(value, value.type.with_shape([*shape[:-2], length, shape[-1]]))
 
     def _replace(self, new: Value) -> None:
-        operands, old = self.site.operands, self.site.operands.result
-        # The old type is what the model says of the result; the dims of the operands are equal to it where it runs.
-        self.rewriter.set_type(new, old.type)
-        self.rewriter.replace_uses(old, new)
-        for op in reversed([*self.site.scores.ops, *operands.after]):
+        operands = self.site.operands
+        _put_in_place(self.rewriter, self.b, operands, new)
+        for op in reversed(self.site.scores.ops):
             if op is not self.site.scores.softmax and not any(result.use_count for result in op.results):
                 self.rewriter.erase(op)
+
+
+def _put_in_place(rewriter: Rewriter, b: OpBuilder, operands: Operands, new: Value) -> None:
+    """Make what read the old result read `new`."""
+    old, reshape = operands.result, operands.reshape
+    if reshape is not None:
+        target, allowzero = reshape.operands[1], reshape.attributes.get("allowzero")
+        place = rewriter.before(reshape, b.location)
+        new = place.create("reshape", [new, target], {"allowzero": allowzero}).result
+    # The old type is what the model says of the result; the dims of the operands are equal to it where it runs.
+    rewriter.set_type(new, old.type)
+    rewriter.replace_uses(old, new)
+    for op in reversed(operands.after):
+        if not any(result.use_count for result in op.results):
+            rewriter.erase(op)
 
 
 def _dtype(value: Value) -> np.dtype:
@@ -175,12 +194,15 @@ class AttentionOperands(OpRule):
     exactness = "reassociates"
     root: ClassVar[str] = "attention"
 
+    def __init__(self, flat: bool = False) -> None:
+        self.flat = flat
+
     def when(self, m: Match) -> Verdict:
-        found = choose_again(m.root, m.inference)
+        found = choose_again(m.root, m.inference, self.flat)
         return found if isinstance(found, Mismatch) else True
 
     def build(self, b: OpBuilder, m: Match) -> Replacement:
-        found = choose_again(m.root, m.inference)
+        found = choose_again(m.root, m.inference, self.flat)
         assert isinstance(found, Operands)
         old, rewriter = m.root, m.rewriter
         attributes = dict(old.attributes)
@@ -197,11 +219,7 @@ class AttentionOperands(OpRule):
                 return m.fail("the scale of the operands has no place in the attribute")
             attributes["scale"] = _rounded(scale, query)
         new = b.create("attention", [query, key, value, *old.operands[3:]], attributes).result
-        rewriter.set_type(new, found.result.type)
-        rewriter.replace_uses(found.result, new)
-        for op in reversed(found.after):
-            if not any(result.use_count for result in op.results):
-                rewriter.erase(op)
+        _put_in_place(rewriter, b, found, new)
         return None
 
 
@@ -214,7 +232,9 @@ class FuseAttention(RulePass):
     rules = (FusedAttention, AttentionOperands)
 
     def run(self, module: Module, context: PassContext) -> bool:
-        changed = super().run(module, context)
+        # Where Attention will be taken apart again, a Reshape of each operand would be one too many.
+        flat = module.opsets.get("", 0) >= FIRST_OPSET
+        changed = apply_rules(module, [FusedAttention(flat), AttentionOperands(flat)], context)
         inference = InferenceContext(module.symbols)
         for op in module.walk():
             found = find_site(op, inference) if op.name == "softmax" else None

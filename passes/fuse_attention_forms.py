@@ -27,14 +27,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class Choice:
-    """Where an operand is taken from, and how it is transposed first."""
+    """Where an operand is taken from, and how it is transposed, or given other dims, first."""
 
     value: Value
     scale: float
     perm: tuple[int, ...] = ()
+    reshape: tuple[int, ...] = ()
 
     def build(self, b: OpBuilder) -> Value:
         value = self.value
+        if self.reshape:
+            reshaped: Value = b.reshape(value, list(self.reshape))
+            return reshaped
         if self.perm != tuple(range(len(self.perm))):
             value = b.transpose(value, perm=self.perm)
         return value
@@ -45,6 +49,7 @@ class Operands:
     """The operands of the new operation, and how its result becomes `result`, the value to be replaced.
 
     `dims` are batch, heads, number of queries and of keys. `after`: operations behind the second product that vanish.
+    `reshape` is the last of those if it gives the result another shape than [batch, length, heads * size].
     """
 
     choices: tuple[Choice, Choice, Choice]
@@ -52,6 +57,7 @@ class Operands:
     result: Value
     dims: tuple[Dim, ...]
     after: list[Operation] = field(default_factory=list)
+    reshape: Operation | None = None
 
     @property
     def scale(self) -> float:
@@ -102,12 +108,17 @@ class _Operand:
                     break
         return best
 
-    def packed(self, batch: Axis, heads: Axis) -> Choice | None:
-        """The operand as [batch, length, heads * size]."""
+    def packed(self, batch: Axis, heads: Axis, flat: bool) -> Choice | None:
+        """The operand as [batch, length, heads * size]; `flat`: a matrix of known size may be reshaped to that."""
         length, size = self.tail
         for position, axes in self.places(3):
             if axes == (batch, length, (*heads, *size)):
                 return Choice(self.chain.values[position], self.chain.scale_after(position), (0, 1, 2))
+        dims = [dim for axis in (batch, length, (*heads, *size)) if isinstance(dim := size_of(axis), int)]
+        for position, axes in self.places(2) if flat and len(dims) == 3 else ():
+            if axes == ((*batch, *length), (*heads, *size)):
+                value = self.chain.values[position]
+                return Choice(value, self.chain.scale_after(position), reshape=tuple(dims))
         return None
 
 
@@ -119,8 +130,11 @@ def _without_repeats(axis: Axis) -> Axis:
     return axis[:end]
 
 
-def choose_operands(scores: Scores, inference: InferenceContext) -> Operands | Mismatch:
-    """How the operands of the new operation are to be taken; a NearMiss if that is not possible."""
+def choose_operands(scores: Scores, inference: InferenceContext, flat: bool = False) -> Operands | Mismatch:
+    """How the operands of the new operation are to be taken; a NearMiss if that is not possible.
+
+    `flat`: also pack them where that takes a Reshape of each.
+    """
     product, context = scores.product, scores.context
     values = [v for v in (product.operands[0], product.operands[1], context.operands[1]) if v is not None]
     shapes = [shape for value in values if (shape := shape_of(value)) is not None]
@@ -139,9 +153,9 @@ def choose_operands(scores: Scores, inference: InferenceContext) -> Operands | M
     found = None
     if rank == 4 and not scores.reshaped:
         leads = [(part.lead[0], part.lead[1]) for part in parts]
-        found = _with_heads(context.results[0], scores_dims(scores), parts, leads, inference)
+        found = _with_heads(context.results[0], scores_dims(scores), parts, leads, inference, flat)
     elif rank == 3:
-        found = _with_merged_heads(scores, parts, inference)
+        found = _with_merged_heads(scores, parts, inference, flat)
     if found is not None:
         return found
     if scores.reshaped:
@@ -149,7 +163,7 @@ def choose_operands(scores: Scores, inference: InferenceContext) -> Operands | M
     return _one_head(scores, parts, rank)
 
 
-def choose_again(op: Operation, inference: InferenceContext) -> Operands | Mismatch:
+def choose_again(op: Operation, inference: InferenceContext, flat: bool = False) -> Operands | Mismatch:
     """Simpler operands for an Attention whose operands are [batch, heads, length, size].
 
     Packed ones, or keys and values before they were repeated for groups of heads.
@@ -161,7 +175,7 @@ def choose_again(op: Operation, inference: InferenceContext) -> Operands | Misma
     q, k, _ = (shape or () for shape in shapes)
     parts = [_Operand(value, inference, False, index < 2) for index, value in enumerate(values)]
     leads = [(part.lead[0], part.lead[1]) for part in parts]
-    found = _with_heads(op.results[0], (q[0], q[1], q[2], k[2]), parts, leads, inference)
+    found = _with_heads(op.results[0], (q[0], q[1], q[2], k[2]), parts, leads, inference, flat)
     if found is None:
         return Mismatch("the layout of the operands is not understood", (op,))
     if found.packed is None and any(choice.perm != (0, 1, 2, 3) for choice in found.choices):
@@ -201,26 +215,28 @@ def _with_heads(
     parts: Sequence[_Operand],
     leads: Sequence[tuple[Axis, Axis]],
     inference: InferenceContext,
+    flat: bool,
 ) -> Operands | None:
     """Operands with batch and heads apart, packed if possible; `leads` are both axes of each operand."""
-    joined = _ends(result, leads[0], inference)
-    if joined is None:
-        return None
+    ends = _ends(result, leads[0], inference)
+    joined = ends.flat if flat and ends.joined is None else ends.joined
     for grouped in (True, False):
         heads = [leads[0][1], *((_without_repeats(h) if grouped else h) for _, h in leads[1:])]
         if prove_equal(size_of(heads[1]), size_of(heads[2])) is not True:
             continue
         batches = [batch for batch, _ in leads]
-        if joined[1] is not None:
-            packed = [part.packed(b, h) for part, b, h in zip(parts, batches, heads, strict=True)]
+        if joined is not None:
+            packed = [part.packed(b, h, flat) for part, b, h in zip(parts, batches, heads, strict=True)]
             numbers = size_of(heads[0]), size_of(heads[1])
             if all(packed) and all(isinstance(number, int) for number in numbers):
-                return _operands(packed, dims, joined[1], numbers)
-        if joined[0] is not None:
+                found = _operands(packed, dims, joined, numbers)
+                found.reshape = None if joined is ends.joined else joined[-1]
+                return found
+        if ends.separate is not None:
             wanted = [(b, h, *part.tail) for part, b, h in zip(parts, batches, heads, strict=True)]
             choices = [part.arranged(axes) for part, axes in zip(parts, wanted, strict=True)]
             if all(choices):
-                return _operands(choices, dims, joined[0], None)
+                return _operands(choices, dims, ends.separate, None)
     return None
 
 
@@ -245,27 +261,33 @@ def _operands(
     return Operands((query, key, value), heads, result, dims, after=after)
 
 
-def _ends(
-    start: Value, lead: tuple[Axis, Axis], inference: InferenceContext
-) -> tuple[list[Operation] | Value | None, list[Operation] | None] | None:
-    """Which value the new operation replaces with heads apart, and which with heads joined; None if neither exists.
+@dataclass
+class _Ends:
+    """What the new operation may replace: values with heads apart, with heads joined, and [batch * length, ...].
 
     A value that operations behind the second product make is given by those operations.
     """
-    chain = follow(start, inference)
-    first = chain.resolved_axes(0)
-    separate: list[Operation] | Value | None = start if len(first) == 4 else None
+
+    separate: list[Operation] | Value | None = None
     joined: list[Operation] | None = None
+    flat: list[Operation] | None = None
+
+
+def _ends(start: Value, lead: tuple[Axis, Axis], inference: InferenceContext) -> _Ends:
+    chain = follow(start, inference)
+    found = _Ends(start if len(chain.axes[0]) == 4 else None)
     for position in range(1, len(chain.values)):
         axes = chain.resolved_axes(position)
         ops = [op for value in chain.values[1 : position + 1] if (op := value.producer) is not None]
         first = chain.resolved_axes(0)
         batch, heads, length, size = first if len(first) == 4 else (*_divided(first[0], lead), *first[1:])
-        if axes == (batch, heads, length, size) and separate is None:
-            separate = ops
-        if axes == (batch, length, (*heads, *size)) and joined is None:
-            joined = ops
-    return None if separate is None and joined is None else (separate, joined)
+        if axes == (batch, heads, length, size) and found.separate is None:
+            found.separate = ops
+        if axes == (batch, length, (*heads, *size)) and found.joined is None:
+            found.joined = ops
+        if axes == ((*batch, *length), (*heads, *size)) and ops[-1].name == "reshape" and found.flat is None:
+            found.flat = ops
+    return found
 
 
 def _divided(merged: Axis, lead: tuple[Axis, Axis]) -> tuple[Axis, Axis]:
@@ -277,7 +299,9 @@ def _divided(merged: Axis, lead: tuple[Axis, Axis]) -> tuple[Axis, Axis]:
     return merged, ()
 
 
-def _with_merged_heads(scores: Scores, parts: Sequence[_Operand], inference: InferenceContext) -> Operands | None:
+def _with_merged_heads(
+    scores: Scores, parts: Sequence[_Operand], inference: InferenceContext, flat: bool
+) -> Operands | None:
     """Operands [batch * heads, length, size] whose batch and heads are apart somewhere above."""
     merged = [part.lead[0] for part in parts]
     for cut in range(1, len(merged[0])):
@@ -290,7 +314,7 @@ def _with_merged_heads(scores: Scores, parts: Sequence[_Operand], inference: Inf
         if len(leads) < 3:
             continue
         dims = (size_of(query[0]), size_of(query[1]), *scores_dims(scores)[1:])
-        found = _with_heads(scores.context.results[0], dims, parts, leads, inference)
+        found = _with_heads(scores.context.results[0], dims, parts, leads, inference, flat)
         if found is not None and _domains_fit(scores, found):
             return found
     return None

@@ -150,9 +150,10 @@ def optimize(
     if context is None:
         context = PassContext(exactness=EXACTNESS[level] if passes is None else "approximate")
     before = summarize(module)
-    report = manager.run(module, context)
     if opset is not None:
+        # Operations are held in their newest form whatever this says; passes may ask what can be written.
         module.opsets[""] = opset
+    report = manager.run(module, context)
     return OptimizeReport(module, level if passes is None else None, report, before, summarize(module))
 
 
