@@ -374,6 +374,11 @@ def equals_number(data: TensorData, number: float, tolerance: float = 0.0) -> bo
     if data.elements == 0 or data.dtype.kind == "string":
         return False
     array = data.numpy()
+    # Nearly all weights are told apart by their first element, without being read.
+    return _all_equal(array.reshape(-1)[:1], number, tolerance) and _all_equal(array, number, tolerance)
+
+
+def _all_equal(array: np.ndarray, number: float, tolerance: float) -> bool:
     if tolerance:
         return bool(np.all(np.abs(array.astype(np.float64) - number) <= tolerance * abs(number)))
     expected = np.asarray(number).astype(array.dtype)

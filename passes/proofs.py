@@ -73,6 +73,8 @@ def is_everywhere(m: Match, value: Value | None, number: float) -> bool:
     array = exact_constant(m, value)
     if array is None or array.dtype.kind not in "iufb" or not array.size:
         return False
+    if array.flat[0] != number:
+        return False  # so that nearly all weights are told apart without being read
     if number == 0 and array.dtype.kind == "f" and np.any(np.signbit(array) != np.signbit(np.float64(number))):
         return False
     return bool(np.all(array == number))
