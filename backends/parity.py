@@ -15,11 +15,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from ..graph.diagnostics import TilewrightError
+from ..graph.dtypes import DType
 from ..graph.module import Module
 from ..graph.opdef import Trait
-from ..passes.agreement import Agreement, agreement, describe
+from ..passes.agreement import Agreement, agreement, describe, tolerance_for
 from .feeds import FeedPlan, Scenario
 from .rounding_noise import NOISE_FACTOR, rounding_noise
+from .working_precision import narrow_outputs
 
 # How many combinations of sizes are tried until one runs: for the first run, and for each further one.
 FIRST_TRIES = 80
@@ -155,6 +157,8 @@ def check_parity(
         report.verdict, report.reason = "differs", f"{actual.label} cannot be run: {reason_of(error)}"
         return report
     del runner
+    if tolerance is None:
+        _allow_for_narrow_types(report, narrow_outputs(expected.module))
     _allow_for_noise(report, expected, known)
     _conclude(report, unstable, expected.module)
     return report
@@ -231,6 +235,19 @@ def _compared(
         else:
             run.outputs[name] = agreement(value, actual[name], tolerance)
     return run
+
+
+def _allow_for_narrow_types(report: ParityReport, narrow: Mapping[str, DType]) -> None:
+    """Hold outputs that are computed in a narrower type than their own to that type's tolerance."""
+    for name, dtype in narrow.items():
+        allowed = tolerance_for(dtype)
+        for run in report.runs:
+            found = run.outputs[name]
+            if not found.passed and found.relative_error is not None and found.relative_error <= allowed:
+                run.outputs[name] = replace(found, reason="", tolerance=allowed)
+                note = f"{name} is computed in {dtype}, so it is held to the tolerance of {dtype}"
+                if note not in report.notes:
+                    report.notes.append(note)
 
 
 def _allow_for_noise(report: ParityReport, expected: Side, known: Sequence[_Result]) -> None:

@@ -138,6 +138,42 @@ def test_a_model_that_cannot_be_run_is_not_checked(no_onnxruntime: None) -> None
     assert "--input" in report.reason
 
 
+def scaled_in(dtype: str, factor: float, inside_if: bool = False) -> Module:
+    """y = x * factor, computed in `dtype`."""
+    wide, narrow = ("", "") if dtype == "f32" else (f"%h = cast %x {{to=10}} : {dtype}[64]", "%y = cast %p {to=1}")
+    given, made = ("%x", "%y") if dtype == "f32" else ("%h", "%p")
+    body = f"""
+        %k = const {factor} : {dtype}[]
+        {wide}
+        {made} = mul {given}, %k : {dtype}[64]
+        {narrow + " : f32[64]" if narrow else ""}
+        return %y"""
+    if inside_if:
+        branches = "".join(f"{name}() -> (%y: f32[64]) {{ {body} }}\n" for name in ("then_branch", "else_branch"))
+        body = f"%c = const true : bool[]\n%z = if %c : f32[64] {branches} return %z"
+    return tilewright.parse(
+        f'module onnx opsets={{"": 21}} func @main(%x: f32[64]) -> (%{"z" if inside_if else "y"}: f32[64]) {{ {body} }}'
+    )
+
+
+@pytest.mark.parametrize("inside_if", [False, True])
+def test_what_is_computed_in_half_precision_is_held_to_that(no_onnxruntime: None, inside_if: bool) -> None:
+    half = scaled_in("f16", 3.0, inside_if)
+    report = tilewright.parity(scaled_in("f32", 3.0, inside_if), half)
+    name = "z" if inside_if else "y"
+    assert report.passed
+    assert f"{name} is computed in f16, so it is held to the tolerance of f16" in report.notes
+    assert (report.worst[name].relative_error or 0) > 1e-4
+    assert not tilewright.parity(scaled_in("f32", 3.1, inside_if), half).passed
+
+
+def test_what_is_not_is_held_to_more(no_onnxruntime: None) -> None:
+    whole, half = scaled_in("f32", 3.0), scaled_in("f16", 3.0)
+    assert not tilewright.parity(half, whole).passed
+    assert not tilewright.parity(whole, half, rtol=1e-5).passed
+    assert tilewright.parity(half, half).notes == tilewright.parity(whole, whole).notes
+
+
 def test_no_inputs_help_a_model_with_an_unknown_operator(no_onnxruntime: None) -> None:
     module = tilewright.parse("""
         module onnx opsets={"": 21, "acme": 1}
