@@ -16,7 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import compile, inspect, optimize, parity  # noqa: A004
+    from . import train
+    from .api import compile, gradient, hvp, inspect, jvp, optimize, parity, vjp  # noqa: A004
     from .backends import onnx_backend as backend
     from .backends.session import InferenceSession
     from .graph.diagnostics import TilewrightError
@@ -64,7 +65,10 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "Trait": (".graph.opdef", "Trait"),
     "backend": (".backends.onnx_backend", None),
     "compile": (".api", "compile"),
+    "gradient": (".api", "gradient"),
+    "hvp": (".api", "hvp"),
     "inspect": (".api", "inspect"),
+    "jvp": (".api", "jvp"),
     "load": (".importers.onnx", "load"),
     "op": (".graph.opdef", "op"),
     "optimize": (".api", "optimize"),
@@ -73,6 +77,8 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "save": (".importers.onnx", "save"),
     "to_bytes": (".importers.onnx", "to_bytes"),
     "to_proto": (".importers.onnx", "to_proto"),
+    "train": (".train", None),
+    "vjp": (".api", "vjp"),
 }
 
 # Written out, not put together: type checkers take public names from a plain list. Names that `_PUBLIC` does not
@@ -99,12 +105,15 @@ __all__ = [
     "f16",
     "f32",
     "f64",
+    "gradient",
+    "hvp",
     "i4",
     "i8",
     "i16",
     "i32",
     "i64",
     "inspect",
+    "jvp",
     "load",
     "op",
     "optimize",
@@ -114,11 +123,13 @@ __all__ = [
     "string",
     "to_bytes",
     "to_proto",
+    "train",
     "u4",
     "u8",
     "u16",
     "u32",
     "u64",
+    "vjp",
 ]  # fmt: skip
 
 

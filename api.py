@@ -218,4 +218,61 @@ def inspect(
     return inspect_module(opened.module, dims, shapes, stored_bytes(opened))
 
 
-__all__ = ["compile", "inspect", "interface_passes", "optimize", "parity"]
+def gradient(
+    model: ModelLike,
+    of: str,
+    wrt: Any,
+    *,
+    stops: str = "list",
+    unconnected: str = "error",
+    log: DiagnosticLog | None = None,
+) -> Module:
+    """A model that also computes the gradient of the scalar `of`: its outputs are those of `model`, then one for each
+    tensor in `wrt`, in order, called `NAME_grad`. `model` stays as it is.
+
+    Args:
+        of: name of an output, or of another tensor, with one element.
+        wrt: names of inputs, initializers or other float tensors; a list, or any nesting of dicts, lists and tuples.
+        stops: what happens where a path ends in an operation without a derivative (Floor, ArgMax, ...): "stop", "list"
+            (a remark in `log` for each), or "error".
+        unconnected: "error", or "zeros" for a tensor that `of` does not depend on.
+
+    The result is an ordinary model, to be optimized, saved, run, and differentiated again. Raises UsageError for names
+    that do not exist, and GradientError, which lists all reasons with their places, if there is no such gradient.
+    """
+    from .passes.training.gradient import gradient as run
+
+    return run(open_model(model).module, of, wrt, stops=stops, unconnected=unconnected, log=log)
+
+
+def vjp(model: ModelLike, of: Any, wrt: Any, *, stops: str = "list", log: DiagnosticLog | None = None) -> Module:
+    """A model that also computes J^T u, for the Jacobian J of the tensors `of` with respect to those in `wrt`.
+
+    Further inputs: `NAME_cotangent` for each of `of`. Further outputs: `NAME_grad` for each of `wrt`.
+    """
+    from .passes.training.gradient import vjp as run
+
+    return run(open_model(model).module, of, wrt, stops=stops, log=log)
+
+
+def jvp(model: ModelLike, of: Any, wrt: Any, *, stops: str = "list", log: DiagnosticLog | None = None) -> Module:
+    """A model that also computes J v: how the tensors `of` change when those in `wrt` move along v (forward mode).
+
+    Further inputs: `NAME_tangent` for each of `wrt`. Further outputs: `NAME_tangent` for each of `of`.
+    """
+    from .passes.training.gradient import jvp as run
+
+    return run(open_model(model).module, of, wrt, stops=stops, log=log)
+
+
+def hvp(model: ModelLike, of: str, wrt: Any, *, stops: str = "list", log: DiagnosticLog | None = None) -> Module:
+    """A model that also computes H v, for the Hessian H of the scalar `of` with respect to the tensors in `wrt`.
+
+    Further inputs: `NAME_vector` for each of `wrt`. Further outputs: `NAME_hvp` for each of `wrt`.
+    """
+    from .passes.training.gradient import hvp as run
+
+    return run(open_model(model).module, of, wrt, stops=stops, log=log)
+
+
+__all__ = ["compile", "gradient", "hvp", "inspect", "interface_passes", "jvp", "optimize", "parity", "vjp"]

@@ -136,6 +136,8 @@ def _indexed_size(op: Operation, position: int) -> int | None:
         return _dim(op, 0, op.attr("axis", 0))
     if op.name in ("gather_elements", "scatter_elements") and position == 1:
         return _dim(op, 0, op.attr("axis", 0))
+    if op.name in ("softmax_cross_entropy_loss", "negative_log_likelihood_loss") and position == 1:
+        return _dim(op, 0, 1)
     if op.name == "gather_nd" and position == 1:
         type = _tensor_type(op, 0)
         static = type.static_shape if type is not None else None

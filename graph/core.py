@@ -253,6 +253,11 @@ class Operation:
         for index, result in enumerate(self.results):
             result.index = index
 
+    def _add_results(self, types: Iterable[Type]) -> None:
+        """Further results at the end."""
+        added = [Value(type, self, len(self.results) + index) for index, type in enumerate(types)]
+        self.results = (*self.results, *added)
+
     def _erase(self) -> None:
         """Unlink from the block and drop all operands, nested ones included. All results must be unused."""
         if any(result._uses for result in self.results):

@@ -6,7 +6,7 @@ with attribute references resolved; body nodes that are functions themselves sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import types
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .builder import OpBuilder
     from .core import Operation
     from .onnx_schema import Schema
+    from .types import Type
 
 
 def expand(schema: Schema, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
@@ -78,6 +79,27 @@ def _operand_types(op: Operation) -> list[bytes]:
     return [type_proto(unset if value is None else value.type).SerializeToString() for value in op.operands]
 
 
+def _argument_types(
+    op_type: str, operands: Sequence[Value | None], attributes: Mapping[str, AttributeValue]
+) -> list[Type]:
+    """What the operands of a Scan say about its body's inputs: states as they are, the others without the scanned
+    axis. Empty for other operators."""
+    if op_type != "Scan":
+        return []
+    scanned = attributes["num_scan_inputs"]
+    axes = attributes.get("scan_input_axes") or (0,) * scanned
+    first = len(operands) - scanned
+    found: list[Type] = []
+    for index, operand in enumerate(operands):
+        type = types.UNKNOWN if operand is None else operand.type
+        if index >= first and isinstance(type, types.TensorType) and type.shape is not None:
+            dims = list(type.shape)
+            del dims[axes[index - first]]
+            type = type.with_shape(dims)
+        found.append(type)
+    return found
+
+
 class _Expansion:
     """One body being built: what its names stand for so far."""
 
@@ -102,13 +124,14 @@ class _Expansion:
         values[""] = None
         for node in nodes:
             attributes, graphs = self.attributes(node)
+            operands = [values[name] for name in node.input]
             if node.op_type == "Constant":
                 (value,) = attributes.values()
                 values[node.output[0]] = builder.const(as_data(value))
                 continue
-            regions = {name: self.region(graph, values, builder) for name, graph in graphs.items()}
+            known = _argument_types(node.op_type, operands, attributes)
+            regions = {name: self.region(graph, values, builder, known) for name, graph in graphs.items()}
             definition = lookup(node.domain, node.op_type)
-            operands = [values[name] for name in node.input]
             for name in [name for name in attributes if name not in definition.attribute_specs]:
                 # Since the body was written, this attribute has become an input (Reduce*'s axes).
                 position = definition.input_index(name)
@@ -144,13 +167,17 @@ class _Expansion:
                 found[proto.name] = value
         return found, graphs
 
-    def region(self, graph: onnx.GraphProto, outer: dict[str, Value | None], builder: OpBuilder) -> Region:
-        """A graph attribute of a body node; it sees the names around it."""
+    def region(
+        self, graph: onnx.GraphProto, outer: dict[str, Value | None], builder: OpBuilder, known: Sequence[Type]
+    ) -> Region:
+        """A graph attribute of a body node; it sees the names around it. `known` types its inputs if it does not."""
         from .builder import OpBuilder
         from .onnx_values import tensor_data, type_from_proto
 
         symbols = FreshSymbols()
         declared = [type_from_proto(item.type, symbol, symbols) for item in graph.input]
+        if len(known) == len(declared):
+            declared = [b if a is types.UNKNOWN else a for a, b in zip(declared, known, strict=True)]
         block = Block(declared, [item.name for item in graph.input])
         inner = OpBuilder(block, builder.symbols, location=builder.location)
         values = dict(outer)

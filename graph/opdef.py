@@ -1,7 +1,7 @@
 """What an operation is: one `OpDefinition` per operator, holding everything that is true of it on any machine.
 
 A definition knows its signature, how result types follow from operands, its numpy meaning, how it decomposes into
-other operations, and (later) its gradient. What ONNX's own package knows is taken from there: signatures, attribute
+other operations, and its gradient. What ONNX's own package knows is taken from there: signatures, attribute
 defaults, fallback type inference, function bodies, and the reference implementation (see `onnx_schema`). So an
 operator of the standard needs an entry under graph/ops only for what is better said here.
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from .builder import OpBuilder
     from .core import AttributeValue, Operation, Value
     from .dims import Dim
+    from .gradients.builder import GradientBuilder
+    from .gradients.rules import Adjoint
     from .infer import InferenceContext, SymbolicArray
     from .onnx_schema import Schema
     from .types import Type
@@ -229,6 +231,20 @@ class OpDefinition:
         None where there is nothing to say: `op` is standard, or has no such form.
         """
         return None
+
+    def gradient(
+        self, op: Operation, grads: Sequence[Value | None], builder: GradientBuilder
+    ) -> Sequence[Adjoint] | None:
+        """The adjoints of the operands, given those of the results (None for a result that has none).
+
+        An adjoint is a value of the operand's shape; None where the operand has no influence that could be
+        differentiated (an index); or a `gradients.rules.Refusal`. None in the place of all: differentiate the parts,
+        which is what `decompose` says. The default is the rule registered for this operator, see `gradients.rules`.
+        """
+        from .gradients.rules import find_rule
+
+        rule = find_rule(self)
+        return None if rule is None else rule(op, grads, builder)
 
     def __repr__(self) -> str:
         return f"<OpDefinition {self.name}>"

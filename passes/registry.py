@@ -28,6 +28,7 @@ BUILTIN: dict[str, str] = {
     "fold-pads": "fold_pads:FoldPads",
     "fold-scale-shift": "fold_scale_shift:FoldScaleShift",
     "fuse-attention": "fuse_attention:FuseAttention",
+    "gradient": "training.gradient:Gradient",
     "infer-shapes": "infer_shapes:InferShapes",
     "inline-functions": "inline_functions:InlineFunctions",
     "matmul-to-gemm": "matmul_to_gemm:MatMulToGemm",

@@ -35,6 +35,7 @@ class CommandEntry(NamedTuple):
 # A static table, so that `tilewright --version` and `--help` import no command.
 COMMANDS = {
     "diff": CommandEntry("diff:diff", "Show what differs between two models, or two steps of a trace."),
+    "gradient": CommandEntry("gradient:gradient", "Extend a model by the gradient of an output."),
     "inspect": CommandEntry("inspect_model:inspect_model", "Inputs, outputs, operators, parameters, FLOPs, size."),
     "ir": CommandEntry("ir:ir", "Print a model as text, after passes too, or why a rule did not apply."),
     "optimize": CommandEntry("optimize:optimize", "Write a smaller, cleaner model and check that it agrees."),

@@ -23,10 +23,11 @@ from . import (
     shape,
     strings,
     structural,
+    training,
 )
 
 __all__ = [
     "attention", "control", "convolution", "elementwise", "generators", "indexing", "matmul", "ml",
     "movement", "normalization", "quantize", "recurrent", "reduction", "resample", "sequence", "shape", "strings",
-    "structural",
+    "structural", "training",
 ]  # fmt: skip

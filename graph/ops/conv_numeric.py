@@ -33,7 +33,7 @@ def conv(window: Window, groups: int, x: np.ndarray, w: np.ndarray, bias: np.nda
         steps = zip(place, window.dilations, window.strides, places, strict=True)
         source = [slice(k * d, k * d + (size - 1) * stride + 1, stride) for k, d, stride, size in steps]
         where, weights = cast(Any, (..., *source)), cast(Any, (..., *place))
-        result += _products(filters[weights], padded[where].reshape(count, groups, channels, -1))
+        result += _products(filters[weights], padded[where].reshape(count, groups, channels, math.prod(places)))
     if bias is not None:
         result += summable(bias).reshape(groups, outputs, 1)
     return result.reshape(count, groups * outputs, *places).astype(x.dtype, copy=False)
@@ -58,7 +58,7 @@ def conv_transpose(op: Operation, window: Window, x: np.ndarray, w: np.ndarray, 
         for stride, size, span, more in zip(window.strides, spatial, spans, extra, strict=True)
     ]
     result = np.zeros((count, groups, outputs, *full), np.result_type(columns, filters))
-    flat = columns.reshape(count, groups, channels, -1)
+    flat = columns.reshape(count, groups, channels, math.prod(spatial))
     for place in itertools.product(*map(range, kernel)):
         weights: Any = (..., *place)
         part = _products(filters[weights].swapaxes(1, 2), flat).reshape(count, groups, outputs, *spatial)
@@ -95,3 +95,23 @@ def _pads(op: Operation, window: Window, axis: int, full: int, size: int) -> tup
     total = full - wanted
     smaller = total // 2
     return (smaller, total - smaller) if window.auto_pad == "SAME_UPPER" else (total - smaller, smaller)
+
+
+def conv_weight_gradient(op: Operation, x: np.ndarray, grad: np.ndarray) -> np.ndarray:
+    """The adjoint of Conv's weight, [m, c / group, *kernel], for x [n, c, *spatial] and grad [n, m, *places]."""
+    kernel, groups = tuple(op.attr("kernel_shape")), op.attr("group")
+    rank = len(kernel)
+    strides, dilations = op.attr("strides") or (1,) * rank, op.attr("dilations") or (1,) * rank
+    pads = op.attr("pads") or (0,) * (2 * rank)
+    count, channels, outputs = x.shape[0], x.shape[1] // groups, grad.shape[1] // groups
+    places = grad.shape[2:]
+    padded = np.pad(summable(x), [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)])
+    flat = summable(grad).reshape(count, groups, outputs, -1)
+    result = np.zeros((groups, outputs, channels, *kernel), np.result_type(padded, flat))
+    for place in itertools.product(*map(range, kernel)):
+        steps = zip(place, dilations, strides, places, strict=True)
+        source = [slice(k * d, k * d + (size - 1) * stride + 1, stride) for k, d, stride, size in steps]
+        where, weights = cast(Any, (..., *source)), cast(Any, (..., *place))
+        columns = padded[where].reshape(count, groups, channels, -1)
+        result[weights] = np.einsum("ngop,ngcp->goc", flat, columns)
+    return result.reshape(groups * outputs, channels, *kernel).astype(x.dtype, copy=False)

@@ -7,6 +7,7 @@ the scalar bodies (see `scalar`) on purpose: code is generated from those, and c
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -88,12 +89,20 @@ def _mean(*operands: np.ndarray) -> np.ndarray:
     return np.asarray(_over_all(np.add)(*operands) / operands[0].dtype.type(len(operands)))
 
 
+_ERF = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def error_function(x: np.ndarray) -> np.ndarray:
+    """In f64, whatever the operand's dtype; onnx.reference gives f32."""
+    return np.asarray(_ERF(x.astype(np.float64))).astype(x.dtype)
+
+
 NUMERIC: dict[str, Numeric] = {
     "Abs": np.abs, "Neg": np.negative, "Sign": np.sign, "Floor": np.floor, "Ceil": np.ceil, "Round": np.rint,
     "Sqrt": np.sqrt, "Reciprocal": np.reciprocal, "Exp": np.exp, "Log": np.log, "Sin": np.sin, "Cos": np.cos,
     "Tan": np.tan, "Asin": np.arcsin, "Acos": np.arccos, "Atan": np.arctan, "Sinh": np.sinh, "Cosh": np.cosh,
     "Tanh": np.tanh, "Asinh": np.arcsinh, "Acosh": np.arccosh, "Atanh": np.arctanh,
-    "Relu": lambda x: np.maximum(x, x.dtype.type(0)),
+    "Relu": lambda x: np.maximum(x, x.dtype.type(0)), "Erf": error_function,
     "Not": np.logical_not, "BitwiseNot": np.bitwise_not, "IsNaN": _booleans(np.isnan),
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": divide, "Pow": power,
     "Equal": _booleans(np.equal), "Less": _booleans(np.less), "LessOrEqual": _booleans(np.less_equal),

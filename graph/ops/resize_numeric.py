@@ -143,3 +143,36 @@ def _weights(taps: np.ndarray, weights: np.ndarray, size: int) -> np.ndarray:
     matrix = np.zeros((len(taps), size), np.float32)
     np.add.at(matrix, (np.arange(len(taps))[:, None], taps), weights)
     return matrix
+
+
+def matrices(op: Operation, shape: tuple[int, ...], roi: Any, scales: Any, sizes: Any) -> list[tuple[int, np.ndarray]]:
+    """For each axis that changes, the matrix [result, operand] by which Resize multiplies along it."""
+    found: list[tuple[int, np.ndarray]] = []
+    cropped = op.attr("coordinate_transformation_mode") == "tf_crop_and_resize"
+    for axis in _axes(op, shape, roi, scales, sizes):
+        if axis.size == axis.result and axis.scale == 1 and not cropped:
+            continue
+        if op.attr("antialias"):
+            found.append((axis.index, _on_unit_vectors(op, axis)))
+            continue
+        places = _places(op, axis)
+        if op.attr("mode") == "nearest":
+            chosen = _nearest(op.attr("nearest_mode"), places, axis.size)
+            matrix = np.eye(axis.size, dtype=np.float32)[chosen]
+        else:
+            matrix = _linear(places, axis.size) if op.attr("mode") == "linear" else _cubic(op, places, axis.size)
+        if cropped:
+            matrix = np.where(((places < 0) | (places > axis.size - 1))[:, None], np.float32(0), matrix)
+        found.append((axis.index, matrix))
+    return found
+
+
+def _on_unit_vectors(op: Operation, axis: Axis) -> np.ndarray:
+    """The matrix of one axis, column by column, from what the operator makes of unit vectors."""
+    from .. import types
+    from ..core import Operation as Copy
+
+    kept = {name: value for name, value in op.attributes.items() if name != "keep_aspect_ratio_policy"}
+    twin = Copy(op.definition, (), {**kept, "axes": (1,)}, [types.UNKNOWN])
+    scales = np.array([axis.scale], np.float32)
+    return np.asarray(op.definition.evaluate(twin, np.eye(axis.size, dtype=np.float32), None, scales)).T

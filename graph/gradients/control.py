@@ -1,0 +1,307 @@
+"""Derivatives of If, Loop and Scan.
+
+If runs again in the backward pass: each branch computes its values once more and gives the adjoints of what both
+branches capture. A Loop or Scan keeps the states that each iteration began with (stacked, as further results); the
+backward pass is a Scan over them from the last iteration to the first, which computes an iteration once more and
+carries the adjoints of the states and of what the body captures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..clone import ValueMap, clone_operations
+from ..core import Block, BlockOutput, Operation, Region, Value
+from ..evaluator import captures
+from ..infer import InferenceContext, infer_types
+from ..types import TensorType
+from .builder import GradientBuilder, close_block
+from .rules import Adjoint, Refusal, gradient_of, parts_of
+from .sweep import Sweep, is_differentiable
+
+
+def _copy_body(block: Block, target: Block, values: ValueMap) -> list[Operation]:
+    """Copies of the operations of `block` in `target`; `values` learns what became of each value."""
+    ops = clone_operations([op for op in block if not op.is_terminator], values)
+    for op in ops:
+        target._insert(op, None)
+    return ops
+
+
+def _erase_unused(block: Block) -> None:
+    """Erase what neither the block's results nor anything else in it needs."""
+    for op in reversed(block):
+        if not op.is_terminator and not any(result.use_count for result in op.results):
+            op._erase()
+
+
+def _captured(op: Operation, b: GradientBuilder) -> list[Value]:
+    """The values from around that the regions of `op` read, as far as their adjoints are wanted."""
+    return [value for value in captures(op) if b.needs(value) and isinstance(value.type, TensorType)]
+
+
+# ---- If --------------------------------------------------------------------------------------------------------------
+
+
+@parts_of("If")
+def taken_branch(op: Operation, b: GradientBuilder) -> Sequence[Value | None] | None:
+    """The branch that runs, if that is known."""
+    chosen = InferenceContext(b.symbols).constant(op.operands[0])
+    if chosen is None or chosen.size != 1:
+        return None
+    block = op.regions["then_branch" if bool(chosen.reshape(-1)[0]) else "else_branch"].block
+    values: ValueMap = {}
+    context = InferenceContext(b.symbols)
+    for each in clone_operations([each for each in block if not each.is_terminator], values):
+        b.insert(each)
+        # What surrounds the branch may say more now than when it was built.
+        for result, type in zip(each.results, infer_types(each, context), strict=True):
+            result.type = type
+    return [values.get(value, value) for value in block.returned]
+
+
+@gradient_of("If")
+def if_(op: Operation, grads: Sequence[Value | None], b: GradientBuilder) -> Sequence[Adjoint] | None:
+    chosen = InferenceContext(b.symbols).constant(op.operands[0])
+    if chosen is not None and chosen.size == 1:
+        return None
+    wanted = _captured(op, b)
+    regions = {name: _branch_gradient(op.regions[name].block, grads, wanted, b) for name in op.regions}
+    found = b.create("if", [op.operands[0]], outputs=len(wanted), regions=regions)
+    for value, grad in zip(wanted, found.results, strict=True):
+        b.add_adjoint(value, grad)
+    return [None]
+
+
+def _branch_gradient(
+    block: Block, grads: Sequence[Value | None], wanted: Sequence[Value], b: GradientBuilder
+) -> Region:
+    target = Block()
+    values: ValueMap = {}
+    ops = _copy_body(block, target, values)
+    sweep = Sweep(target, b.symbols, b.sweep.findings)
+    returned = [values.get(value, value) for value in block.returned]
+    sweep.active.update(wanted)
+    sweep.spread(ops)
+    for value, grad in zip(returned, grads, strict=True):
+        if grad is not None:
+            sweep.add(value, grad)
+    sweep.run(ops)
+    found = []
+    for value in wanted:
+        grad = sweep.total(value)
+        # A region must not return a value from around it.
+        own = sweep.builder.zeros_like(value) if grad is None else grad
+        found.append(own if own.block is target else sweep.builder.identity(own))
+    close_block(sweep.builder, found)
+    _erase_unused(target)
+    return Region(target)
+
+
+# ---- Loop and Scan ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Iteration:
+    """What the backward Scan of a Loop or Scan needs to know.
+
+    `states` are the body's state arguments, `next_states` what it returns for them; `scanned` its arguments that are
+    read from `sources` along `axes`, in `directions`; `elements` what it returns for each iteration, with `grads` for
+    the whole stack (None: none).
+    """
+
+    op: Operation
+    body: Block
+    states: list[Value]
+    next_states: list[Value]
+    state_grads: list[Value | None]
+    scanned: list[Value]
+    sources: list[Value]
+    axes: list[int]
+    directions: list[int]
+    elements: list[Value]
+    grads: list[Value | None]
+    element_axes: list[int]
+    element_directions: list[int]
+    fixed: dict[Value, np.ndarray]
+
+
+@gradient_of("Scan")
+def scan(op: Operation, grads: Sequence[Value | None], b: GradientBuilder) -> Sequence[Adjoint]:
+    body, count = op.regions["body"].block, len(op.operands) - op.attr("num_scan_inputs")
+    stacked = len(op.results) - count
+    step = Iteration(
+        op, body, body.arguments[:count], list(body.returned[:count]), list(grads[:count]), body.arguments[count:],
+        list(op.operand_values[count:]), _listed(op, "scan_input_axes", len(op.operands) - count),
+        _listed(op, "scan_input_directions", len(op.operands) - count), list(body.returned[count:]),
+        list(grads[count:]), _listed(op, "scan_output_axes", stacked),
+        _listed(op, "scan_output_directions", stacked), {},
+    )  # fmt: skip
+    return _backward(step, list(op.operand_values[:count]), b)
+
+
+@gradient_of("Loop")
+def loop(op: Operation, grads: Sequence[Value | None], b: GradientBuilder) -> Sequence[Adjoint]:
+    body, count = op.regions["body"].block, len(op.operands) - 2
+    if any(operand is None for operand in op.operands[2:]):
+        return [Refusal("a state of the loop has no initial value")] * len(op.operands)
+    counter, condition, *states = body.arguments
+    counts = _stack_also(op, [counter], b)[0]
+    elements = list(body.returned[1 + count : 1 + count + len(grads) - count])
+    step = Iteration(
+        op, body, states, list(body.returned[1 : 1 + count]), list(grads[:count]), [counter], [counts], [0], [0],
+        elements, list(grads[count:]), [0] * len(elements), [0] * len(elements),
+        {condition: np.full(_shape_of(condition), True)},
+    )  # fmt: skip
+    initial = [value for value in op.operands[2:] if value is not None]
+    return [None, None, *_backward(step, initial, b)[:count]]
+
+
+def _shape_of(value: Value) -> tuple[int, ...]:
+    shape = value.type.static_shape if isinstance(value.type, TensorType) else None
+    return () if shape is None else shape
+
+
+def _listed(op: Operation, name: str, count: int) -> list[int]:
+    given = list(op.attr(name) or ())
+    return [*given, *[0] * (count - len(given))][:count]
+
+
+def _stack_also(op: Operation, values: Sequence[Value], b: GradientBuilder) -> list[Value]:
+    """Further results of a Loop or Scan: `values` of its body, one for each iteration, stacked along axis 0."""
+    body = op.regions["body"].block
+    body.terminator._set_operands([*body.terminator.operands, *values])
+    body.outputs.extend(BlockOutput(None, value.type) for value in values)
+    for name in ("scan_output_axes", "scan_output_directions"):
+        if op.attributes.get(name):
+            op.attributes[name] = (*op.attributes[name], *[0] * len(values))
+    first = len(op.results)
+    return [b.result(op, first + index) for index in range(len(values))]
+
+
+def _backward(step: Iteration, initial: list[Value], b: GradientBuilder) -> list[Adjoint]:
+    """Build the backward Scan; the adjoints of the initial states and of the scanned operands."""
+    refusal = _why_not(step)
+    if refusal is not None:
+        return [refusal] * (len(initial) + len(step.sources))
+    wanted = _captured(step.op, b)
+    active = _active_states(step, initial, wanted, b)
+    variant = [state for state, after in zip(step.states, step.next_states, strict=True) if after is not state]
+    kept = dict(zip(variant, _stack_also(step.op, variant, b), strict=True))
+
+    # Carried: adjoints of active states, then sums for what is captured.
+    carried: list[Value] = []
+    for index in active:
+        grad = step.state_grads[index]
+        carried.append(b.zeros_like(step.op.results[index]) if grad is None else grad)
+    carried += [b.zeros_like(value) for value in wanted]
+    with_grads = [index for index, grad in enumerate(step.grads) if grad is not None]
+    read = [*kept.values(), *step.sources, *[grad for grad in step.grads if grad is not None]]
+    axes = [*[0] * len(kept), *step.axes, *[step.element_axes[index] for index in with_grads]]
+    directions = [*[1] * len(kept), *[1 - d for d in step.directions],
+                  *[1 - step.element_directions[index] for index in with_grads]]  # fmt: skip
+
+    block = Block([value.type for value in carried])
+    values: ValueMap = {}
+    for state in variant:
+        values[state] = block._add_argument(state.type)
+    for argument in step.scanned:
+        values[argument] = block._add_argument(argument.type)
+    element_grads = [block._add_argument(step.elements[index].type) for index in with_grads]
+    for state, first, after in zip(step.states, initial, step.next_states, strict=True):
+        if after is state:
+            values[state] = first
+    sweep = Sweep(block, b.symbols, b.sweep.findings)
+    for argument, array in step.fixed.items():
+        values[argument] = sweep.builder.const(array)
+    ops = _copy_body(step.body, block, values)
+
+    def here(value: Value) -> Value:
+        return values.get(value, value)
+
+    sources = [k for k, source in enumerate(step.sources) if b.needs(source)]
+    invariant = {values[state] for state in step.states if state not in variant}
+    targets = [here(step.states[index]) for index in active if here(step.states[index]) not in invariant]
+    inside = [*wanted, *targets, *(here(step.scanned[k]) for k in sources)]
+    sweep.active.update([*inside, *(here(step.states[index]) for index in active)])
+    sweep.spread(ops)
+    for place, index in enumerate(active):
+        if here(step.states[index]) not in invariant:
+            sweep.add(here(step.next_states[index]), block.arguments[place])
+    for grad, index in zip(element_grads, with_grads, strict=True):
+        sweep.add(here(step.elements[index]), grad)
+    sweep.run(ops)
+    inner = sweep.builder
+    results: list[Value] = []
+    for place, index in enumerate(active):
+        state = here(step.states[index])
+        grad = sweep.total(state) if state not in wanted else None
+        if state in invariant:
+            carry = block.arguments[place]
+            results.append(inner.identity(carry) if grad is None else inner.add(carry, grad))
+        else:
+            results.append(inner.zeros_like(state) if grad is None else _own(inner, grad))
+    for place, value in enumerate(wanted, len(active)):
+        grad = sweep.total(value)
+        carry = block.arguments[place]
+        results.append(inner.identity(carry) if grad is None else inner.add(carry, grad))
+    for k in sources:
+        grad = sweep.total(here(step.scanned[k]))
+        results.append(inner.zeros_like(here(step.scanned[k])) if grad is None else _own(inner, grad))
+    close_block(inner, results)
+    _erase_unused(block)
+    found = b.create(
+        "scan", [*carried, *read],
+        {
+            "num_scan_inputs": len(read), "scan_input_axes": axes, "scan_input_directions": directions,
+            "scan_output_axes": [step.axes[k] for k in sources] or None,
+            "scan_output_directions": [1 - step.directions[k] for k in sources] or None,
+        },
+        outputs=len(results), regions={"body": Region(block)},
+    ).results  # fmt: skip
+    adjoints: list[Adjoint] = [None] * (len(initial) + len(step.sources))
+    for place, index in enumerate(active):
+        adjoints[index] = found[place]
+    for value, grad in zip(wanted, found[len(active) :], strict=False):
+        b.add_adjoint(value, grad)
+    for k, grad in zip(sources, found[len(active) + len(wanted) :], strict=True):
+        adjoints[len(initial) + k] = grad
+    return adjoints
+
+
+def _own(b: GradientBuilder, grad: Value) -> Value:
+    """`grad` as a value of the builder's block that is none of its arguments."""
+    result: Value = grad if grad.block is b.block and not grad.is_argument else b.identity(grad)
+    return result
+
+
+def _why_not(step: Iteration) -> Refusal | None:
+    for state, after in zip(step.states, step.next_states, strict=True):
+        if not isinstance(state.type, TensorType) or not isinstance(after.type, TensorType):
+            return Refusal("a state is no tensor")
+        before, behind = state.type.shape, after.type.shape
+        if before is not None and behind is not None and len(before) != len(behind):
+            return Refusal("a state changes its rank")
+    return None
+
+
+def _active_states(step: Iteration, initial: list[Value], wanted: list[Value], b: GradientBuilder) -> list[int]:
+    """The states that depend on something active, by way of other iterations too."""
+    active = {state for state, first in zip(step.states, initial, strict=True) if b.needs(first)}
+    active |= {argument for argument, source in zip(step.scanned, step.sources, strict=True) if b.needs(source)}
+    ops = [op for op in step.body if not op.is_terminator]
+    while True:
+        sweep = Sweep(step.body, b.symbols, b.sweep.findings)
+        sweep.active.update([*active, *wanted])
+        sweep.spread(ops)
+        more = {
+            state
+            for state, after in zip(step.states, step.next_states, strict=True)
+            if after in sweep.active and state not in active
+        }
+        if not more:
+            return [k for k, state in enumerate(step.states) if state in active and is_differentiable(state.type)]
+        active |= more

@@ -1,0 +1,1 @@
+"""Training: backward graphs (`gradient`), and their check by differences (`check`)."""
