@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from ..graph.diagnostics import PassError, TilewrightError, UsageError, VerifyError
+from ..graph.module import Module
 from . import options as option_text
 from .base import Exactness, Pass, RulePass, is_allowed
 from .context import Limits, PassContext
@@ -26,9 +27,6 @@ from .registry import pass_class
 from .report import PassRow, PipelineReport, count_operations
 from .reproducer import write_reproducer
 from .sizes import written_bytes
-
-if TYPE_CHECKING:
-    from ..graph.module import Module
 
 
 @dataclass(frozen=True)
@@ -89,6 +87,10 @@ class PassManager:
         An error of a pass is raised with notes: the pass, the passes that ran before it, and where the reproducer is.
         The module is then in an undefined state between two passes.
         """
+        if not isinstance(module, Module):
+            raise UsageError(
+                "usage/module", f"passes run on a Module, not on {type(module).__name__}", notes=["`load` gives one"]
+            )
         run = _Run(self, module, context if context is not None else PassContext())
         return run.run()
 

@@ -93,6 +93,12 @@ def to_proto(
 def _build(
     module: Module, opset: int | None, target: str, keep_fused: bool, with_shapes: bool, inline: bool
 ) -> tuple[ModelProto, list[TensorData]]:
+    if not isinstance(module, Module):
+        raise UsageError(
+            "usage/module",
+            f"only a Module can be written, not {type(module).__name__}",
+            notes=["`load` gives one, and so do the `module` of a report of `optimize` and the `build()` of a Builder"],
+        )
     opsets = dict(module.opsets) if opset is None else {**module.opsets, "": opset}
     _check_request(module, opsets, target)
     tensors = TensorWriter(inline)

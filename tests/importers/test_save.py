@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -330,6 +331,17 @@ def test_a_model_of_another_domain_needs_no_default_opset() -> None:
     module = tilewright.load(proto)
     again = ModelProto.FromString(tilewright.to_bytes(module))
     assert [(item.domain, item.version) for item in again.opset_import] == [("org.example", 2)]
+
+
+@pytest.mark.parametrize("wanted", ["a report", "a path", "a proto"])
+def test_only_modules_are_written(wanted: str, tmp_path: Path) -> None:
+    proto = text(CHAIN)
+    given: Any = {"a report": tilewright.optimize(proto), "a path": "model.onnx", "a proto": proto}[wanted]
+    with pytest.raises(UsageError, match="only a Module can be written"):
+        tilewright.save(given, tmp_path / "model.onnx")
+    with pytest.raises(UsageError, match="only a Module can be written"):
+        tilewright.to_bytes(given)
+    assert not list(tmp_path.iterdir())
 
 
 def test_wrong_requests_are_refused() -> None:

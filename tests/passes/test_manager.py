@@ -182,6 +182,11 @@ def test_mistakes_in_text_are_explained(text: str, message: str) -> None:
     assert message in str(raised.value)
 
 
+def test_passes_want_a_module() -> None:
+    with pytest.raises(UsageError, match="passes run on a Module, not on str"):
+        PassManager.parse("cse").run("model.onnx")  # type: ignore[arg-type]
+
+
 def test_near_names_are_suggested() -> None:
     with pytest.raises(UsageError) as raised:
         PassManager.parse("remove-identitys")
