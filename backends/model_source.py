@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..graph.data import MappedData
-from ..graph.diagnostics import DiagnosticLog, UsageError
+from ..graph.diagnostics import DiagnosticLog, ParseError, UsageError
 from ..graph.module import Module
 
 if TYPE_CHECKING:
@@ -65,7 +65,15 @@ def parse_file(path: Path) -> Module:
     """The module whose IR text is in `path`. Raises ParseError, OSError."""
     from ..graph.parser import parse
 
-    return parse(path.read_text(encoding="utf-8"), weights=path.parent, source=str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ParseError(
+            "parse/not-text",
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}",
+            notes=[f"files named *{TEXT_SUFFIX} hold IR text"],
+        ) from None
+    return parse(text, weights=path.parent, source=str(path))
 
 
 def _load(source: Any, log: DiagnosticLog | None) -> Module:

@@ -38,7 +38,8 @@ def write_reproducer(
 
 def read_reproducer(path: str | Path) -> tuple[str, str]:
     """The IR text and the pipeline text of a reproducer. Raises UsageError if the file is none."""
-    text = Path(path).read_text(encoding="utf-8")
+    # What is no text is no reproducer either, and has no header.
+    text = Path(path).read_text(encoding="utf-8", errors="replace")
     first, _, _ = text.partition("\n")
     if not first.startswith(_HEADER):
         raise UsageError("reproducer/header", f"{path}: a reproducer begins with `{_HEADER}...`")

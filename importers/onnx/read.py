@@ -123,6 +123,12 @@ def _check_path(path: Path) -> None:
             f"there is no file {path}",
             notes=[f"did you mean {path.parent / near[0]}?"] if near else [],
         )
+    if not path.is_file():
+        raise ModelError(
+            "file/kind",
+            f"{path} is a pipe or a device, which cannot be mapped into memory",
+            notes=["write the model to a file first"],
+        )
 
 
 def _read_model(model: ModelProto, tensors: TensorReader, log: DiagnosticLog) -> Module:

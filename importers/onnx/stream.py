@@ -208,7 +208,11 @@ def write_model(
     target = Path(path)
     data_target = target.with_name(target.name + ".data")
     if _is_special(target):
-        target.write_bytes(write_bytes(skeleton, sources))
+        content = write_bytes(skeleton, sources)
+        try:
+            target.write_bytes(content)
+        except OSError as error:
+            raise _named(error, target) from None
         return WrittenModel(target, None, 0)
     joint = Joint(_encoded(skeleton))
     placed, pieces, size = _place(joint, sources, data_target.name, external, inline_limit)
@@ -225,11 +229,20 @@ def write_model(
         for new in written:
             new.finish(fsync)
         _publish(written)
-    except BaseException:
+    except BaseException as error:
         for new in written:
             new.discard()
+        if isinstance(error, OSError):
+            raise _named(error, written[-1].target if written else target) from None
         raise
     return WrittenModel(target, data_target if placed else None, total)
+
+
+def _named(error: OSError, target: Path) -> OSError:
+    """The error with the file that was being written: where a disk is full, the system names none."""
+    if error.filename is None and error.errno is not None:
+        return OSError(error.errno, error.strerror, os.fspath(target))
+    return error
 
 
 def write_bytes(skeleton: ModelProto | bytes, sources: Sequence[PayloadSource]) -> bytes:
@@ -355,8 +368,12 @@ class _NewFile:
             self.temporary.chmod(stat.S_IMODE(self.target.stat().st_mode))
 
     def discard(self) -> None:
-        self.file.close()
-        self.temporary.unlink(missing_ok=True)
+        try:
+            self.file.close()
+        except OSError:
+            pass  # what is still buffered does not fit on the disk either
+        finally:
+            self.temporary.unlink(missing_ok=True)
 
 
 def _publish(written: Sequence[_NewFile]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -466,6 +468,14 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
     assert caught.value.code == "file/folder"
     with pytest.raises(UsageError, match="not int"):
         tilewright.load(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no named pipes in folders on Windows")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.onnx")
+    with pytest.raises(ModelError, match="write the model to a file first") as caught:
+        tilewright.load(tmp_path / "pipe.onnx")
+    assert caught.value.code == "file/kind"
 
 
 @pytest.mark.parametrize("name", ["every_fact", "nested_subgraphs", "large_weights", "model_local_functions"])

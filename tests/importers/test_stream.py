@@ -195,6 +195,30 @@ def test_failure_leaves_the_old_model(
     assert {path: path.read_bytes() for path in source.parent.iterdir()} == before
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit of a file's size on Windows")
+@pytest.mark.parametrize("external", [True, False])
+def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path: Path, external: bool) -> None:
+    script = f"""
+import resource, signal
+import numpy as np
+from onnx import helper, numpy_helper
+import tilewright
+weight = numpy_helper.from_array(np.zeros(20_000, np.float32), "w")
+x, y = (helper.make_tensor_value_info(name, 1, [20_000]) for name in "xy")
+graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [x], [y], [weight])
+module = tilewright.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))
+try:
+    tilewright.save(module, {str(tmp_path / "model.onnx")!r}, external={external})
+except OSError as error:
+    print(error.filename)
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.strip() == str(tmp_path / ("model.onnx.data" if external else "model.onnx"))
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("hard_links", [True, False])
 @pytest.mark.parametrize("existing", [True, False])
 def test_failure_between_the_renames_restores_the_data_file(

@@ -57,6 +57,8 @@ def test_a_reproducer_runs_again(command: Callable[..., Any], model: Path, tmp_p
         (["missing.onnx"], "missing.onnx"),
         (["missing.tw"], "missing.tw: No such file or directory"),
         (["broken.tw"], "broken.tw"),
+        (["binary.tw"], "binary.tw is not UTF-8 text: invalid start byte at byte 4"),
+        (["--reproduce", "binary.tw"], "a reproducer begins with"),
         (["small.onnx", "--passes", "fold{"], "error[pipeline/"),
         (["small.onnx", "--why", "identity-to-inputs"], "did you mean identity-to-input?"),
         (["small.onnx", "--why", "fold-batch-norm"], "its rules are: batch-norm-after-linear"),
@@ -69,6 +71,7 @@ def test_bad_input(
 ) -> None:
     monkeypatch.chdir(model.parent)
     Path("broken.tw").write_text("func @main(", encoding="utf-8")
+    Path("binary.tw").write_bytes(b"func\xff\xfe")
     done = command("ir", *options)
     assert (done.code, done.out) == (2, "")
     assert message in done.err
