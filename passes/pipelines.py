@@ -19,14 +19,21 @@ _CLEANUP = (
 _LAST = "share-initializers,dce"
 # Bit-exact, too, but only worth a visit after the cleanup.
 _EXACT = "fold-pads,cancel-transposes,merge-transposes"
+# Fused operators of the standard from what exporters make of them. Any order finds the same, but that what one pass
+# makes another may read: normalizations before groups of them, bounds before the lines that they clip.
+_RECOMPOSE = (
+    "recompose-clip,recompose-layer-norm,recompose-group-norm,recompose-gelu,recompose-hard-swish,recompose-mish,"
+    "recompose-swish,recompose-softmax,recompose-rotary,recompose-depth-to-space,recompose-mean,dce"
+)
 # Rounds differently: what constant factors and terms can be put into weights, and what row by row work is a Gemm.
 _FUSION = (
-    "drop-zero-terms,recompose-layer-norm,repeat(max=4){fold-batch-norm,fold-scale-shift,fold-pads},dce,"
+    f"drop-zero-terms,{_RECOMPOSE},repeat(max=4){{fold-batch-norm,fold-scale-shift,fold-pads}},dce,"
     "collapse-batch,merge-reshapes,matmul-to-gemm,fold-scale-shift,fuse-attention,dce"
 )
 
 PRESETS: dict[str, str] = {
     "O0": "",
+    "recompose": _RECOMPOSE,
     "O1": f"{_CLEANUP},{_EXACT},{_LAST}",
     "O2": f"{_CLEANUP},{_EXACT},{_FUSION},{_CLEANUP},{_LAST}",
     "O3": f"{_CLEANUP},{_EXACT},{_FUSION},{_CLEANUP},{_LAST}",

@@ -177,6 +177,9 @@ class RotaryEmbedding(WithParts, SameShape):
     x, and are broadcast against them.
     """
 
+    # Whether `decompose` may use what makes an operand instead of the operand.
+    looks_through = True
+
     @cached_property
     def attribute_specs(self) -> dict[str, AttributeSpec]:
         return {**super().attribute_specs, "broadcast": AttributeSpec("broadcast", "int", default=0)}

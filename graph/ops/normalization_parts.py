@@ -46,8 +46,8 @@ def layer_norm_parts(op: Operation, b: OpBuilder) -> list[Value] | None:
     if axes is None or x is None or any(result.use_count or result.name for result in op.results[1:]):
         return None
     wide, narrow = _stash(op, x, b)
-    centered = b.sub(wide, b.reduce_mean(wide, axes, keepdims=1))
-    variance = b.reduce_mean(b.pow(centered, 2.0), axes, keepdims=1)
+    centered = b.sub(wide, b.reduce_mean(wide, axes))
+    variance = b.reduce_mean(b.pow(centered, 2.0), axes)
     result = _cast(b, b.div(centered, _root(b, op, variance)), narrow)
     result = _scaled(b, result, op.operands[1])
     if has_operand(op, 2) and not is_all(op.operands[2], 0.0):
@@ -61,7 +61,7 @@ def rms_norm_parts(op: Operation, b: OpBuilder) -> list[Value] | None:
     if axes is None or x is None:
         return None
     wide, narrow = _stash(op, x, b)
-    mean = b.reduce_mean(b.pow(wide, 2.0), axes, keepdims=1)
+    mean = b.reduce_mean(b.pow(wide, 2.0), axes)
     result = _cast(b, b.div(wide, _root(b, op, mean)), narrow)
     return [_scaled(b, _cast(b, result, dtype_of(op, 1, 0) or narrow), op.operands[1])]
 

@@ -40,6 +40,7 @@ def save(
     keep_fused: bool = False,
     with_shapes: bool = False,
     external: bool | None = None,
+    log: DiagnosticLog | None = None,
 ) -> WrittenModel:
     """Write `module` to `path`, all or nothing: a failure leaves what was there.
 
@@ -47,16 +48,18 @@ def save(
         opset: version of the default domain to write; by default the module's own. An operator without a form there
             is decomposed.
         target: "onnx" for a file that any runtime reads, "onnxruntime" to allow com.microsoft operators.
-        keep_fused: write operators of any domain as they are, also those that the model did not have before.
+        keep_fused: write every operator that the opset has as it is: also of domains that the model did not have
+            before, and fused ones that ONNX Runtime cannot run or runs slower than their parts.
         with_shapes: list the shapes of all tensors that have a known rank in `value_info`; by default only of those
             that the file it came from listed.
         external: True puts weights in a file `NAME.onnx.data` beside the model, False never does; None does for a
             model of 2 GiB and more.
+        log: receives a remark for each operator that was written as its parts for the sake of ONNX Runtime.
 
     Weights are copied from file to file, never through memory. Raises ExportError naming everything that cannot be
     written, OSError if the disk refuses.
     """
-    proto, sources = _build(module, opset, target, keep_fused, with_shapes, inline=False)
+    proto, sources = _build(module, opset, target, keep_fused, with_shapes, inline=False, log=log)
     return write_model(path, proto, sources, external=external)
 
 
@@ -66,9 +69,10 @@ def to_bytes(
     target: str = "onnx",
     keep_fused: bool = False,
     with_shapes: bool = False,
+    log: DiagnosticLog | None = None,
 ) -> bytes:
     """The encoded model with all weights inside; options as for `save`. Raises ExportError above 2 GiB."""
-    proto, sources = _build(module, opset, target, keep_fused, with_shapes, inline=False)
+    proto, sources = _build(module, opset, target, keep_fused, with_shapes, inline=False, log=log)
     return write_bytes(proto, sources)
 
 
@@ -84,14 +88,21 @@ def to_proto(
     target: str = "onnx",
     keep_fused: bool = False,
     with_shapes: bool = False,
+    log: DiagnosticLog | None = None,
 ) -> ModelProto:
     """The model as a message, with a copy of all weights inside; options as for `save`."""
-    proto, _ = _build(module, opset, target, keep_fused, with_shapes, inline=True)
+    proto, _ = _build(module, opset, target, keep_fused, with_shapes, inline=True, log=log)
     return proto
 
 
 def _build(
-    module: Module, opset: int | None, target: str, keep_fused: bool, with_shapes: bool, inline: bool
+    module: Module,
+    opset: int | None,
+    target: str,
+    keep_fused: bool,
+    with_shapes: bool,
+    inline: bool,
+    log: DiagnosticLog | None = None,
 ) -> tuple[ModelProto, list[TensorData]]:
     if not isinstance(module, Module):
         raise UsageError(
@@ -102,13 +113,14 @@ def _build(
     opsets = dict(module.opsets) if opset is None else {**module.opsets, "": opset}
     _check_request(module, opsets, target)
     tensors = TensorWriter(inline)
-    log = DiagnosticLog()
+    findings = DiagnosticLog()
     context = WriteContext(
-        log, tensors, module.symbols,
+        findings, tensors, module.symbols,
         allowed=_allowed_domains(module, target, keep_fused),
         calls=frozenset((key.domain, key.name) for key in module.functions),
         ir_version=_ir_version(module, opsets, opset is not None),
         with_shapes=with_shapes,
+        keep_fused=keep_fused,
     )  # fmt: skip
     proto = ModelProto(ir_version=context.ir_version)
     # A model without standard operators may import no version of them; passes may have added some.
@@ -116,7 +128,9 @@ def _build(
     main.main(proto.graph)
     for function in module.functions.values():
         proto.functions.append(_function(context, function, opset))
-    log.raise_errors(ExportError)
+    findings.raise_errors(ExportError)
+    if log is not None:
+        log.diagnostics.extend(findings.diagnostics)
     facts = module.metadata
     complete = _complete(opsets, main.used_domains)
     if proto.ir_version >= 3 or complete != {"": 1}:

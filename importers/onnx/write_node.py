@@ -296,14 +296,15 @@ class NodeWriter:
                 self.identity(value, name, graph)
 
     def _share(self, values: list[Value | None], block: Block, graph: OpenGraph) -> list[Value | None]:
-        """Use results of earlier expansions for equal operations of this one: constants, caches of embeddings, ..."""
+        """Use earlier results, of this expansion or others, for equal operations: constants, caches, ..."""
         same: dict[Value, Value] = {}
         for made in list(block):
             key = _identity(made)
             if key is None:
                 continue
-            earlier = graph.expanded.setdefault(key, made.results)
-            if earlier[0] is made.results[0] or any(result not in self.names for result in earlier):
+            earlier = graph.expanded.get(key)
+            if earlier is None or not all(result in self.names or result.block is block for result in earlier):
+                graph.expanded[key] = made.results
                 continue
             for old, new in zip(made.results, earlier, strict=True):
                 same[old] = new

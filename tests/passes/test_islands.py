@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tilewright
-from tilewright import Builder, PassManager, f32, i64
+from tilewright import Builder, PassManager, f32
 
 RANDOM = np.random.default_rng(11)
 
@@ -239,81 +239,3 @@ def test_a_scale_stays_where_the_unscaled_tensor_is_read_too():
 
     shape = (2, 5, 8)
     check(model_of(build, shape), feeds_for(shape), "fold-scale-shift,dce", ["matmul", "reshape", "mul"])
-
-
-def layer_norm(b, x, axes=(-1,), reciprocal=False, square="mul"):
-    centered = x - b.reduce_mean(x, list(axes), keepdims=1)
-    squared = centered * centered if square == "mul" else centered**2.0
-    deviation = b.sqrt(b.reduce_mean(squared, list(axes), keepdims=1) + 1e-5)
-    return centered * b.reciprocal(deviation) if reciprocal else centered / deviation
-
-
-RECOMPOSE = "recompose-layer-norm,dce"
-
-
-@pytest.mark.parametrize("reciprocal", [False, True])
-@pytest.mark.parametrize("square", ["mul", "pow"])
-@pytest.mark.parametrize("axes", [(-1,), (2, 1), (-2, -1)])
-def test_layer_normalization_is_recognized(reciprocal, square, axes):
-    size = (8,) if axes == (-1,) else (5, 8)
-
-    def build(b, x):
-        return layer_norm(b, x, axes, reciprocal, square) * values(*size) + values(*size)
-
-    shape = (2, 5, 8)
-    check(model_of(build, shape), feeds_for(shape), RECOMPOSE, ["layer_normalization"])
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        # Over an axis that is not the last.
-        lambda b, x: layer_norm(b, x, (1,)),
-        # Mean and variance over different axes.
-        lambda b, x: (
-            (x - b.reduce_mean(x, [-1])) / b.sqrt(b.reduce_mean((x - b.reduce_mean(x, [-1])) ** 2.0, [-2]) + 1e-5)
-        ),
-        # Epsilon outside the root.
-        lambda b, x: (
-            (x - b.reduce_mean(x, [-1])) / (b.sqrt(b.reduce_mean((x - b.reduce_mean(x, [-1])) ** 2.0, [-1])) + 1e-5)
-        ),
-    ],
-)
-def test_what_is_no_layer_normalization(build):
-    shape = (2, 5, 8)
-    model = model_of(build, shape)
-    PassManager.parse("cse").run(model)
-    check(model, feeds_for(shape), RECOMPOSE, names(model))
-
-
-def test_a_scale_that_widens_stays_outside():
-    shape = (2, 5, 8)
-    model = model_of(lambda b, x: layer_norm(b, x) * values(3, 1, 1, 8), shape)
-    check(model, feeds_for(shape), RECOMPOSE, ["layer_normalization", "mul"])
-
-
-def test_a_middle_value_that_is_an_output_keeps_the_pattern():
-    def build(b, x):
-        mean = b.reduce_mean(x, [-1], keepdims=1)
-        centered = x - mean
-        return centered / b.sqrt(b.reduce_mean(centered * centered, [-1], keepdims=1) + 1e-5), centered
-
-    shape = (2, 5, 8)
-    model = model_of(build, shape)
-    check(model, feeds_for(shape), RECOMPOSE, names(model))
-
-
-def test_before_opset_17_layer_normalization_is_not_recomposed():
-    shape = (2, 5, 8)
-    model = model_of(lambda b, x: layer_norm(b, x), shape, opset=15)
-    check(model, feeds_for(shape), RECOMPOSE, names(model))
-
-
-def test_integers_are_not_layer_normalized():
-    b = Builder()
-    x = b.input("x0", i64[2, 8])
-    b.output(x - b.reduce_mean(x, [-1], keepdims=1), "y0")
-    model = b.build()
-    before = names(model)
-    PassManager.parse(RECOMPOSE).run(model)
-    assert names(model) == before
