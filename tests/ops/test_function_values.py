@@ -16,6 +16,8 @@ from tilewright.graph.evaluation import evaluate_by_decomposition
 
 # ONNX's function body of Bernoulli is random, and others have a body for some operand types only.
 RANDOM = {"bernoulli"}
+# Our decompositions round half precision at other places than the standard's bodies: two units in the last place.
+HALF_PRECISION = {"float16": 2 * 2.0**-10, "bfloat16": 2 * 2.0**-7}
 
 
 def cases() -> Iterator[tuple[Any, Operation]]:
@@ -63,8 +65,9 @@ def test_function_bodies_give_the_stored_outputs() -> None:
             checked.add(op.name)
             try:
                 assert result.dtype == wanted.dtype
+                rtol = max(case.rtol, HALF_PRECISION.get(wanted.dtype.name, 0.0))
                 np.testing.assert_allclose(
-                    result.astype(np.float64), wanted.astype(np.float64), rtol=case.rtol, atol=case.atol
+                    result.astype(np.float64), wanted.astype(np.float64), rtol=rtol, atol=case.atol
                 )
             except AssertionError as error:
                 failures.append(f"{case.name}: {' '.join(str(error).split())[:300]}")
