@@ -95,7 +95,7 @@ def optimize(
         Attempt(partial(attempt, "", False), "it was left as it is"),
     ]
     limit = partial(_most_bytes, size, ",".join(first), opset, target)
-    report, found = first_that_fits(opened.module, attempts, partial(_file_bytes, target), limit)
+    report, found = first_that_fits(opened.module, attempts, partial(_file_bytes, target), limit, size)
     log.diagnostics += found.diagnostics
     report.pipeline.diagnostics = log.diagnostics[:]
     return report

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # Operands up to this many elements may be shapes, axes, sizes or scales; only these are worth showing to ONNX.
 MAX_CONSTANT_ELEMENTS = 64
+# Lists up to this long, if they may be left out: no result type depends on the numbers of a tree ensemble.
+MAX_ATTRIBUTE_ENTRIES = 1 << 12
 # What ONNX raises for operands that do not fit; the plain ones come from its C++ code.
 _REFUSALS = (
     onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, IndexError,
@@ -78,6 +80,8 @@ def _node(schema: Schema, op: Operation) -> onnx.NodeProto:
     defaults = {name: spec.default for name, spec in schema.attributes.items() if spec.default is not None}
     for name, value in {**defaults, **op.attributes}.items():
         spec = schema.attributes.get(name)
+        if spec is not None and not spec.required and isinstance(value, tuple) and len(value) > MAX_ATTRIBUTE_ENTRIES:
+            continue
         node.attribute.append(attribute_proto(name, value, spec.kind if spec else None))
     return node
 

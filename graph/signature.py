@@ -118,7 +118,11 @@ def _is_kind(value: AttributeValue, kind: str) -> bool:
         return value.kind == kind
     if kind in _PLAIN_KINDS:
         return isinstance(value, _PLAIN_KINDS[kind])
-    return isinstance(value, tuple | list) and all(_is_kind(item, kind.removesuffix("s")) for item in value)
+    if not isinstance(value, tuple | list):
+        return False
+    plain = _PLAIN_KINDS.get(kind.removesuffix("s"), ())
+    # A tree ensemble has millions of numbers, all of one type.
+    return all(issubclass(each, plain) for each in set(map(type, value)))
 
 
 def _check_types(op: Operation, signature: Signature) -> Iterator[Finding]:

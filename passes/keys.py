@@ -14,6 +14,8 @@ from ..graph.opdef import Trait
 
 # Larger constants count as equal only if they are the same object.
 SMALL_CONSTANT_BYTES = 4096
+# So do lists of more entries: the trees of an ensemble.
+LONG_LIST = 4096
 
 
 def operation_key(op: Operation, local: dict[Value, int] | None = None) -> Hashable | None:
@@ -73,6 +75,8 @@ def _attribute_key(value: object) -> Hashable:
     if isinstance(value, float):
         # Hex tells -0.0 from 0.0 and keeps nan equal to itself.
         return value.hex()
+    if isinstance(value, tuple) and len(value) > LONG_LIST:
+        return id(value)
     if isinstance(value, tuple):
         return tuple(map(_attribute_key, value))
     return (type(value).__name__, str(value)) if isinstance(value, int | str) else value

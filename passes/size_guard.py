@@ -35,11 +35,16 @@ class Attempt(NamedTuple):
 
 
 def first_that_fits(
-    module: Module, attempts: list[Attempt], size_of: Callable[[Module], int], limit: Callable[[Module], int]
+    module: Module,
+    attempts: list[Attempt],
+    size_of: Callable[[Module], int],
+    limit: Callable[[Module], int],
+    known: int = 0,
 ) -> tuple[OptimizeReport, DiagnosticLog]:
     """The report of the first attempt whose result takes no more bytes than the original does, else of the last one.
 
-    `size_of` gives the bytes of a rewritten module as a file, `limit` what it may take, from a copy of the original.
+    `size_of` gives the bytes of a rewritten module as a file, `limit` what it may take, from a copy of the original;
+    what takes no more than `known` is not asked about.
     The log that comes with the report has only the findings of that attempt.
     """
     original = clone_module(module)
@@ -54,7 +59,7 @@ def first_that_fits(
         if estimate - written_bytes(module) > ESTIMATE_BYTES + ESTIMATE_SHARE * structure_bytes(original):
             break
         size = size_of(module)
-        if size <= limit(clone_module(original)):
+        if size <= known or size <= limit(clone_module(original)):
             break
     if attempt.note:
         log.remark("optimize/size", f"the result would have been larger than the original, so {attempt.note}")

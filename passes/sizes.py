@@ -21,6 +21,8 @@ TENSOR_OVERHEAD = 10
 NODE_OVERHEAD, ATTRIBUTE_OVERHEAD = 7, 7
 # Of a ValueInfoProto with a tensor type, and of one of its dims.
 DECLARATION_OVERHEAD, DIM_OVERHEAD = 12, 4
+# So many entries speak for the rest of a list: a tree ensemble has millions.
+SAMPLE = 256
 # What a name that the writer makes up takes.
 MADE_UP_NAME = 12
 
@@ -82,7 +84,8 @@ def _attribute_bytes(value: AttributeValue) -> int:
     if isinstance(value, str | bytes):
         return len(value) + 2
     if isinstance(value, tuple | list):
-        return sum(map(_attribute_bytes, value))
+        first = sum(map(_attribute_bytes, value[:SAMPLE]))
+        return first if len(value) <= SAMPLE else first * len(value) // SAMPLE
     if isinstance(value, dict):
         return sum(len(str(key)) + _attribute_bytes(item) for key, item in value.items())
     if isinstance(value, int):

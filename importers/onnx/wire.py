@@ -27,6 +27,9 @@ Buffer = bytes | bytearray | memoryview | mmap.mmap
 
 # Contents up to this many bytes stay in the skeleton.
 THRESHOLD = 1024
+# Attributes of more bytes than this are looked at more closely, after so many of their fields.
+LONG_ATTRIBUTE = 1 << 16
+FIRST_FIELDS = 32
 # protobuf refuses messages nested deeper than this; so do we, long before Python's own recursion limit.
 MAX_DEPTH = 100
 # Key of the marker. NULs keep it apart from text that a person writes; `split` refuses files that hold it.
@@ -87,6 +90,7 @@ class Layout:
 
     model: Message
     graph: Message
+    attribute: Message
     tensor: Message
     model_graph: int
     graph_initializer: int
@@ -101,7 +105,7 @@ class Layout:
 @cache
 def layout(everything: bool = False) -> Layout:
     """Read the tags from onnx's descriptors; `everything` keeps children that hold no tensor, too."""
-    from onnx import GraphProto, ModelProto, StringStringEntryProto, TensorProto
+    from onnx import AttributeProto, GraphProto, ModelProto, StringStringEntryProto, TensorProto
 
     types = {d.full_name: d for d in _reachable(ModelProto.DESCRIPTOR)}
     wanted = set(types) if everything else {TensorProto.DESCRIPTOR.full_name}
@@ -121,6 +125,7 @@ def layout(everything: bool = False) -> Layout:
     return Layout(
         model=messages[ModelProto.DESCRIPTOR.full_name],
         graph=messages[GraphProto.DESCRIPTOR.full_name],
+        attribute=messages[AttributeProto.DESCRIPTOR.full_name],
         tensor=messages[TensorProto.DESCRIPTOR.full_name],
         model_graph=tag(ModelProto, "graph"),
         graph_initializer=tag(GraphProto, "initializer"),
@@ -257,6 +262,8 @@ class _Splitter(Reader):
             raise WireError(start, f"messages are nested deeper than {MAX_DEPTH}")
         if kind is self.layout.tensor:
             return self.tensor(start, end)
+        if end - start > LONG_ATTRIBUTE and kind is self.layout.attribute and self.has_no_tensor(start, end):
+            return None
         data, threshold, children = self.data, self.threshold, kind.children
         pieces: list[bytes | memoryview] = []
         kept = position = start
@@ -287,6 +294,26 @@ class _Splitter(Reader):
             return None
         pieces.append(data[kept:end])
         return pieces
+
+    def has_no_tensor(self, start: int, end: int) -> bool:
+        """Whether an attribute certainly holds no message, but for instance millions of numbers.
+
+        They stand there one by one: what follows the first few fields is a message, too, and protobuf reads it faster.
+        """
+        from google.protobuf.message import DecodeError
+        from onnx import AttributeProto
+
+        children = self.layout.attribute.children
+        for count, (tag, field_start, _, _) in enumerate(self.fields(start, end)):
+            if tag in children:
+                return False
+            if count == FIRST_FIELDS:
+                try:
+                    rest = AttributeProto.FromString(bytes(self.data[field_start:end]))
+                except DecodeError:
+                    return False
+                return not any(field.message_type is not None for field, _ in rest.ListFields())
+        return True
 
     def tensor(self, start: int, end: int) -> list[bytes | memoryview] | None:
         """Cut the content of a tensor if it is long, the only one in it, and not said to be elsewhere.

@@ -138,6 +138,26 @@ def test_models_survive(path: Path) -> None:
     assert all(length > 1024 for _, length in payloads)
 
 
+@pytest.mark.parametrize("with_tensor", [False, True])
+def test_millions_of_numbers_in_an_attribute_are_passed_over(with_tensor: bool) -> None:
+    """A tree ensemble's nodes are numbers that stand one by one; the tensor behind them is a damaged writer's."""
+    count = 500_000
+    attribute = AttributeProto(name="nodes_values", floats=[0.5] * count)
+    if with_tensor:
+        attribute.t.CopyFrom(weight("t", 400))
+    model = ModelProto()
+    model.graph.node.add(op_type="TreeEnsembleRegressor").attribute.append(attribute)
+    buffer = model.SerializeToString()
+    started = time.perf_counter()
+    skeleton, payloads = split(buffer)
+    if with_tensor:
+        assert [payload.length for payload in payloads] == [1600]
+        assert len(ModelProto.FromString(skeleton).graph.node[0].attribute[0].floats) == count
+    else:
+        assert (skeleton, payloads) == (buffer, [])
+        assert time.perf_counter() - started < 0.5, "one by one they take seconds"
+
+
 @pytest.mark.parametrize(("elements", "cuts"), [(64, 0), (65, 1)])
 def test_threshold_is_exclusive(elements: int, cuts: int) -> None:
     graph = helper.make_graph([], "g", [], [], [weight("w", elements, np.uint8)])
