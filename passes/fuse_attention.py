@@ -95,15 +95,15 @@ class FusedAttention(OpRule):
     def build(self, b: OpBuilder, m: Match) -> Replacement:
         site = find_site(m.root, m.inference, self.flat)
         assert isinstance(site, Site)
-        _Fusion(site, m.rewriter).run()
+        _Fusion(site, m.rewriter, m.context).run()
         return None
 
 
 class _Fusion:
     """Puts the new operation in the place of the old ones."""
 
-    def __init__(self, site: Site, rewriter: Rewriter) -> None:
-        self.site, self.rewriter = site, rewriter
+    def __init__(self, site: Site, rewriter: Rewriter, context: PassContext) -> None:
+        self.site, self.rewriter, self.context = site, rewriter, context
         location = fuse("attention", [op.location for op in site.scores.ops])
         self.b = rewriter.before(site.scores.context, location)
 
@@ -127,6 +127,12 @@ class _Fusion:
             inference = InferenceContext(self.rewriter.symbols)
             mask, said = build_mask(b, site.mask, _length(key), inference)
             attributes.update(said)
+            if said.get("masking") == "plain":
+                self.context.remark(
+                    "fuse-attention/masked-rows",
+                    "the mask may leave a query no key, or another number of keys: what it gives then is kept",
+                    self.b.location,
+                )
         if site.scores.guarded:
             attributes["masking"] = "nan-to-zero"
         new = b.create("attention", [query, key, value, mask], attributes).result

@@ -230,6 +230,8 @@ class NodeWriter:
             return False
         if self._expanding or isinstance(op.location, NodeLocation):
             return False
+        if not self.context.keep_fused and self._loses_nan(op):
+            return False
         if self.opsets.get(op.domain, 1) < min(versions.engine.versions(op.op_type, op.domain)):
             return False
         size = self._size(op, definition.standard_form)
@@ -241,10 +243,18 @@ class NodeWriter:
     def _write_standard_form(self, op: Operation, graph: OpenGraph) -> bool:
         """Write `op` by the standard's operator, in the form that ONNX Runtime runs."""
         self._in_standard_form = True
+        if self._loses_nan(op):
+            self.context.log.remark(
+                "export/nan", f"{op.op_type} gives NaN for operands that are NaN, where its parts give 0", op.location
+            )
         try:
             return self._expand(op, graph, op.definition.standard_form)
         finally:
             self._in_standard_form = False
+
+    def _loses_nan(self, op: Operation) -> bool:
+        """Whether the standard's operator differs where operands are NaN."""
+        return bool(op.attr("masking") == "nan-to-zero")
 
     def _size(self, op: Operation, form: Form) -> int | None:
         """How many nodes `form` makes of `op`; None if it has no answer."""

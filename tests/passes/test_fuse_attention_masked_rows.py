@@ -8,8 +8,10 @@ import pytest
 from attention_forms import FORMS, LOWEST, B, D, H, S, T, feeds_for, four, model_of, transposed
 from test_fuse_attention import fuse, run, run_in_runtime, same
 
-from tilewright import bool_, f32, i64
+from tilewright import PassManager, bool_, f32, i64
+from tilewright.graph.diagnostics import DiagnosticLog
 from tilewright.importers.onnx import to_proto
+from tilewright.passes.context import PassContext
 
 INF = float("-inf")
 
@@ -158,6 +160,29 @@ def test_causal_with_past(past):
     proto, _ = check_everywhere(build, feeds_for(model_of(build)))
     attention = next(node for node in proto.graph.node if node.op_type == "Attention")
     assert [a.i for a in attention.attribute if a.name == "is_causal"] == ([1] if past == 0 else [])
+
+
+def test_a_guard_against_nan_is_kept_unless_the_operator_is_asked_for():
+    model = model_of(guarded)
+    fuse(model)
+    feeds = feeds_for(model)
+    feeds["q"][0, 0, 0, 0] = np.nan
+    original = run(model_of(guarded), feeds)
+    assert not np.isnan(original["y"]).any()
+    written = to_proto(model, opset=23)
+    assert "Attention" not in [node.op_type for node in written.graph.node]
+    same(run_in_runtime(written, feeds), original)
+    log = DiagnosticLog()
+    kept = to_proto(model, opset=23, keep_fused=True, log=log)
+    assert "Attention" in [node.op_type for node in kept.graph.node]
+    assert [d.code for d in log.diagnostics] == ["export/nan"]
+
+
+def test_a_mask_that_may_hide_all_keys_is_remarked():
+    for build, count in ((added, 1), (FORMS["plain"].build, 0), (FORMS["causal_constant"].build, 0)):
+        context = PassContext()
+        PassManager.parse("fuse-attention").run(model_of(build), context)
+        assert [d.code for d in context.log.diagnostics] == ["fuse-attention/masked-rows"] * count
 
 
 def test_a_constant_mask_with_an_empty_row_is_not_the_standard():
