@@ -112,7 +112,8 @@ def run_command(command: click.Command, arguments: Sequence[str] | None = None, 
     try:
         with plain_warnings(), command.make_context(name, given) as context:
             command.invoke(context)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None where the caller has closed it
+            sys.stdout.flush()
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as error:
@@ -158,8 +159,14 @@ def user_message(error: Exception) -> str | None:
         lines = [each.render() for each in error.diagnostics[:SHOWN_ERRORS]]
         more = len(error.diagnostics) - len(lines)
         return "\n".join([*lines, *([f"... and {more} more errors"] if more else [])])
-    if isinstance(error, OSError) and error.filename is not None:
-        return Diagnostic("file/os-error", f"{os.fspath(error.filename)}: {error.strerror}").render()
+    if isinstance(error, OSError):
+        # Writing to a full disk names no file.
+        place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes | os.PathLike) else ""
+        return Diagnostic("file/os-error", f"{place}{error.strerror or error}").render()
+    if isinstance(error, MemoryError):
+        found = f": {error}" if str(error) else ""
+        hint = ("--dim and --input-shape choose smaller inputs",)
+        return Diagnostic("memory/exhausted", f"there is not enough memory{found}", notes=hint).render()
     return None
 
 

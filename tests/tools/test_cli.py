@@ -93,6 +93,18 @@ def test_of_very_many_errors_the_first_are_shown(capsys: pytest.CaptureFixture[s
     assert len(lines) == 21
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left on device"), "error[file/os-error]: No space left on device"),
+        (MemoryError("Unable to allocate 8.00 TiB"), "error[memory/exhausted]: there is not enough memory: Unable to"),
+    ],
+)
+def test_a_full_disk_or_memory_is_a_message(error: Exception, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run_command(command_that_raises(error), []) == 2
+    assert capsys.readouterr().err.startswith(message)
+
+
 def test_our_own_fault_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
         cli.run_command(command_that_raises(ZeroDivisionError()), [])
