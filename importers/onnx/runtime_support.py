@@ -79,9 +79,9 @@ SUPPORT: dict[tuple[str, str], Support] = {
     ("", "Gelu"): Support(frozenset({dtypes.f32})),
     ("", "RMSNormalization"): Support(_FLOATS),
     ("", "RotaryEmbedding"): Support(frozenset({dtypes.f16, dtypes.f32}), objection=_caches_fit),
-    ("", "Swish"): Support(without_kernel="has no kernel of it and runs its parts twice as fast"),
+    ("", "Swish"): Support(without_kernel="has no kernel of it and runs its parts faster"),
     ("", "SwiGLU"): Support(without_kernel="cannot run it"),
-    ("", "GroupNormalization"): Support(without_kernel="has no kernel of it and runs its parts twice as fast"),
+    ("", "GroupNormalization"): Support(without_kernel="has no kernel of it and runs its parts faster"),
 }
 
 
