@@ -260,6 +260,15 @@ def cast_between_scale_and_mask(b):
     b.output(b.cast(b.softmax(scores), to=f16) @ v, "y")
 
 
+@refusal("the scores are reshaped")
+def windows_apart_from_the_batch(b):
+    """Swin of older transformers: the mask of each window is added with batch and windows apart."""
+    q, k, v = (b.input(name, f32[6, H, T, D]) for name in ("q", "k", "v"))
+    scores = b.reshape(q @ transposed(b, k), [2, 3, H, T, T])
+    masked = b.add(scores, b.input("mask", f32[1, 3, 1, T, T]))
+    b.output(b.softmax(b.reshape(masked, [6, H, T, T])) @ v, "y")
+
+
 @refusal("")
 def softmax_of_a_linear_layer(b):
     """A router or a classifier: one product in front, none with values behind."""
