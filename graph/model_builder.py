@@ -23,7 +23,7 @@ from .builder import OpBuilder
 from .core import Block, BlockOutput, Region, Value
 from .data import TensorData
 from .diagnostics import UsageError
-from .dims import Dim, is_symbol
+from .dims import Dim, DimExpr, is_symbol
 from .dtypes import DType
 from .location import caller_location
 from .module import Function, FunctionKey, Module
@@ -228,7 +228,7 @@ class Builder:
 
     def _either_dim(self, old: Dim, new: Dim) -> Dim:
         """An unnamed symbol already stands for a different size in every iteration."""
-        if old is new or old == new or (is_symbol(old) and old.label.startswith("?")):
+        if old is new or old == new or (isinstance(old, DimExpr) and is_symbol(old) and old.label.startswith("?")):
             return old
         return self._module.symbols.fresh()
 

@@ -147,7 +147,7 @@ def plain_warnings() -> Iterator[None]:
             else:
                 usual(message, category, *place)
 
-        warnings.showwarning = show
+        warnings.showwarning = show  # type: ignore[assignment]
         yield
 
 
