@@ -12,6 +12,7 @@ from .executable import Executable
 # Name -> the module and name of its factory, `factory(module, threads=..., precision=...) -> Executable`.
 # A factory is imported when it is first used.
 TARGETS: dict[str, tuple[str, str]] = {
+    "cpu": (".cpu.executable", "create"),
     "reference": (".reference.interpreter", "create"),
 }
 

@@ -34,6 +34,7 @@ def emit_module(module: Module, machine: Machine) -> str:
 
     emitter = _Emitter(module, machine)
     bodies = [FunctionEmitter(emitter, function).text() for function in module.all_functions()]
+    bodies.append(_entry(module.main))
     return "\n".join([*bodies, *sorted(emitter.declarations), *_ATTRIBUTES, ""])
 
 
@@ -41,6 +42,42 @@ _ATTRIBUTES = (
     "attributes #0 = { nounwind \"no-builtins\" }",
     "attributes #1 = { nounwind noinline \"no-builtins\" }",
 )  # fmt: skip
+
+
+# The last arguments of a kernel that takes part in a program: which work units to do, and in which thread.
+WORK = ("begin", "end", "thread")
+
+
+def _entry(function: Function) -> str:
+    """What a program calls: `NAME_entry(arguments, bases, begin, end, thread)`.
+
+    `arguments` is a table of i64: for a buffer the number of its base in `bases` and an offset in bytes, for a scalar
+    the number itself.
+    """
+    lines, given, place = [], [], 0
+
+    def word(index: int) -> str:
+        lines.append(f"  %p{index} = getelementptr i64, ptr %arguments, i64 {index}")
+        lines.append(f"  %w{index} = load i64, ptr %p{index}")
+        return f"%w{index}"
+
+    for argument in function.inputs:
+        if argument.name in WORK:
+            given.append(f"i64 %{argument.name}")
+        elif isinstance(argument.type, types.BufferType):
+            base, offset = word(place), word(place + 1)
+            lines.append(f"  %s{place} = getelementptr ptr, ptr %bases, i64 {base}")
+            lines.append(f"  %b{place} = load ptr, ptr %s{place}")
+            lines.append(f"  %a{place} = getelementptr i8, ptr %b{place}, i64 {offset}")
+            given.append(f"ptr %a{place}")
+            place += 2
+        else:
+            given.append(f"i64 {word(place)}")
+            place += 1
+    name = function.key.name
+    head = f"define void @{name}_entry(ptr %arguments, ptr %bases, i64 %begin, i64 %end, i64 %thread) #0"
+    call = f"  call void @{name}({', '.join(given)})"
+    return "\n".join([f"{head} {{", *lines, call, "  ret void", "}", ""])
 
 
 def element_type(dtype: DType) -> str:

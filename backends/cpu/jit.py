@@ -52,8 +52,13 @@ def optimized(text: str, machine: Machine) -> tuple[Any, Any]:
 
 def object_code(module: Module, machine: Machine) -> bytes:
     """Machine code of a module of the level "loop", as a relocatable object file."""
+    return object_code_of_text(emit_module(module, machine), machine)
+
+
+def object_code_of_text(text: str, machine: Machine) -> bytes:
+    """Machine code of LLVM IR."""
     with _lock:
-        compiled, target = optimized(emit_module(module, machine), machine)
+        compiled, target = optimized(text, machine)
         return bytes(target.emit_object(compiled))
 
 

@@ -102,7 +102,7 @@ class LoopBuilder:
     def constant(self, number: Number, type: Type) -> Value:
         """A constant at the head of the function, each once. -0.0 and 0.0 are two."""
         assert isinstance(type, ScalarType | VectorType)
-        plain: Any = number.item() if isinstance(number, np.generic) else number
+        plain: Any = number.item() if isinstance(number, np.generic | np.ndarray) else number
         kind = type.dtype.kind
         # Rounded to the dtype here, so that equal constants are one and print shortly.
         rounded = float(np.asarray(plain, type.dtype.numpy)) if kind == "float" else plain

@@ -43,7 +43,8 @@ class ScalarEmitter:
         return value
 
     def cast(self, x: Scalar, dtype: DType) -> Scalar:
-        return x if not isinstance(x, Value) else self.b.cast(x, computed_in(dtype))
+        """Of a narrow float the precision is lost, though it is carried in a wider one."""
+        return x if not isinstance(x, Value) else self.b.cast(self.b.cast(x, dtype), computed_in(dtype))
 
     def select(self, condition: Scalar, x: Scalar, y: Scalar) -> Scalar:
         if not isinstance(condition, Value):
@@ -123,7 +124,11 @@ class ScalarEmitter:
         if not isinstance(y, Value):
             y = b.constant(y, x.type if isinstance(y, int) else like(x.type, f64))  # type: ignore[arg-type]
         if _dtype(y).is_float:
-            return b.cast(vector_math.pow(b, b.cast(x, f64), b.cast(y, f64)), dtype)
+            power = vector_math.pow(b, b.cast(x, f64), b.cast(y, f64))
+            # The power of whole numbers is whole; what is just below it must not be cut to the next one.
+            whole = b.round(power)
+            near = b.le(b.abs(b.sub(power, whole)), b.mul(b.abs(power), 1e-12))
+            return b.cast(b.select(near, whole, power), dtype)
         y = b.cast(y, dtype)
         one = b.constant(1, x.type)
         with b.loop(0, dtype.bits, 1, [one, x, y]) as state:

@@ -165,7 +165,7 @@ def log(b: LoopBuilder, x: Value) -> Value:
     result = b.fma(n, _constant(b, high, x), _log1p_reduced(b, f, b.mul(n, low)))
     result = b.select(b.lt(x, math.inf), result, x)
     result = b.select(b.lt(0, x), result, b.select(b.eq(x, 0), -math.inf, _constant(b, math.nan, x)))
-    return result  # type: ignore[no-any-return]
+    return result
 
 
 def _log1p_reduced(b: LoopBuilder, f: Value, low: Value) -> Value:

@@ -16,6 +16,7 @@ import numpy as np
 from .. import dtypes
 from ..dims import Dim, prove_equal
 from ..opdef import Trait, op, register
+from ..types import TensorType
 from . import values
 from .activation_parts import gelu_parts, hard_swish_parts, mish_parts, swiglu_parts, swish_parts
 from .common import (
@@ -329,6 +330,11 @@ class Cast(Elementwise):
         if to is None:
             return None
         return values.map_elements(lambda item: values.convert(item, to), operand_elements(op, 0, context))
+
+    def scalar(self, op: Operation, handler: Any, *operands: Any) -> Any:
+        type = op.results[0].type
+        assert isinstance(type, TensorType)
+        return handler.cast(operands[0], type.dtype)
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:
         wanted = dtypes.from_numpy(operands[1].dtype) if len(operands) > 1 else dtype_attribute(op, "to")

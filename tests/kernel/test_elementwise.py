@@ -206,3 +206,10 @@ def test_division_of_integers_never_traps() -> None:
     kernel, given = kernel_of(lambda b, v: [b.div(v[0], v[1])], [x, y], x.shape, BY_NAME["i8"])
     ours, compiled = run_both(build_map("map", kernel, machine_of_width(256)), given, 256)
     assert list(compiled[0]) == list(ours[0]) == [-128, 0, 0, 0, -127, -3, -3, 3]
+
+
+def test_whole_powers_of_whole_numbers_are_whole() -> None:
+    x, y = np.arange(1, 65, dtype=np.int64), (np.arange(64) % 9).astype(np.float32)
+    kernel, given = kernel_of(lambda b, v: [ScalarEmitter(b).pow(v[0], v[1])], [x, y], x.shape, BY_NAME["i64"])
+    call(build_map("map", kernel, machine_of_width(512)), given, 512)
+    assert list(given[0]) == [int(base) ** int(exponent) for base, exponent in zip(x, y, strict=True)]

@@ -28,6 +28,7 @@ from ....graph import types
 from ....graph.core import Value
 from ....graph.dtypes import DType, bool_, i64
 from ....graph.kernel.loop_builder import LoopBuilder, Operand
+from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Function, Module
 from ..machine import Machine
 from .pack import pack_strip, strip_size
@@ -375,8 +376,8 @@ class _GemmBuilder:
         assert body is not None
         views: list[tuple[EpilogueOperand, Value, Operand]] = []
         for operand in gemm.epilogue.operands:
-            stride = b[f"{operand.name}_row"] if operand.row is None else operand.row
-            offset = b.add(b.mul(row, stride), b.mul(column, operand.column))
+            stride: Operand = b[f"{operand.name}_row"] if operand.row is None else operand.row
+            offset: Operand = b.add(b.mul(row, stride), b.mul(column, operand.column))
             if gemm.batched:
                 offset = b.add(offset, b.mul(place.batch, b[f"{operand.name}_batch"]))
             views.append((operand, b.view(b[operand.name], offset), stride))
@@ -389,9 +390,10 @@ class _GemmBuilder:
                 for operand, view, stride in views:
                     spot = b.add(b.mul(i, stride), start * operand.column)
                     if operand.column:
-                        given.append(b.load(view, spot, tiling.lanes, mask))
+                        loaded = b.load(view, spot, tiling.lanes, mask)
                     else:
-                        given.append(b.broadcast(b.load(view, spot), tiling.lanes))
+                        loaded = b.broadcast(b.load(view, spot), tiling.lanes)
+                    given.append(b.cast(loaded, computed_in(operand.dtype)))
                 b.store(body(b, b.load(c, at, tiling.lanes, mask), given), c, at, mask)
 
 
