@@ -167,8 +167,7 @@ class _Verifier:
         """Every recorded use is real: an operation of this function that has the value there."""
         for value in values:
             for user, index in value._uses:
-                operands = user.operands
-                if index >= len(operands) or operands[index] is not value:
+                if user.input(index) is not value:
                     self.report("uses", f"%{value.name} believes to be operand {index} of {user.name}", value.producer)
                 elif user not in self.seen:
                     self.report("uses", f"%{value.name} is used by a {user.name} outside of its scope", value.producer)

@@ -75,7 +75,8 @@ def error(code: str, message: str, *notes: str) -> TypeInferenceError:
 
 def tensor_of(op: Operation, index: int) -> TensorType | None:
     """The tensor type of operand `index`; None if it is left out or unknown. Raises for a sequence, map, ..."""
-    value = op.operands[index] if index < len(op.operands) else None
+    # `input` and not `operands`, which copies: a Concat may have thousands.
+    value = op.input(index)
     if value is None or value.type is types.UNKNOWN:
         return None
     if not isinstance(value.type, TensorType):
@@ -99,12 +100,12 @@ def dtype_of(op: Operation, *indices: int) -> DType | None:
 
 
 def has_operand(op: Operation, index: int) -> bool:
-    return index < len(op.operands) and op.operands[index] is not None
+    return op.input(index) is not None
 
 
 def operand_elements(op: Operation, index: int, context: InferenceContext) -> SymbolicArray | None:
     """The known elements of integer operand `index`, see `InferenceContext.symbolic`."""
-    return context.symbolic(op.operands[index]) if has_operand(op, index) else None
+    return context.symbolic(op.input(index)) if has_operand(op, index) else None
 
 
 def vector_elements(op: Operation, index: int, context: InferenceContext) -> list[Any] | None:
