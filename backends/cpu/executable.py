@@ -83,8 +83,9 @@ class CpuExecutable(Executable):
     def report(self) -> dict[str, Any]:
         """What was compiled.
 
-        `kernels` (name and how often each plan so far calls it), `host_steps` (operator and place of each operation
-        that runs through the reference implementation), `segments`, `arena_bytes` of the largest plan, `threads`.
+        `kernels` (name and how often the plans so far call it), `compiled` and `loaded` (kernels made here, and found
+        on disk), `host_steps` (operator and place of each operation that runs through the reference implementation),
+        `segments`, `arena_bytes` of the largest plan, `threads`.
         """
         programs = list(self._programs.values())
         calls = Counter(call.name for program in programs for call in program.calls)
@@ -96,6 +97,7 @@ class CpuExecutable(Executable):
             "segments": len(self._steps) - len(host),
             "kernels": dict(sorted(calls.items())),
             "compiled": self._planner.library.compiled,
+            "loaded": self._planner.library.loaded,
             "host_steps": [{"operator": op.name, "location": str(op.location)} for op in host],
             "arena_bytes": max((program.arena_bytes for program in programs), default=0),
         }

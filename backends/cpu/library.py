@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from ...graph.module import Module
+from .cache import default_cache, key_of
 from .emit_llvm import emit_module
 from .jit import Code, object_code_of_text
 from .machine import Machine
@@ -22,11 +23,13 @@ class Kernel:
 
 
 class KernelLibrary:
-    """Compiles for `machine`. `compiled` counts kernels that were really compiled."""
+    """Compiles for `machine`. `compiled` counts kernels that were compiled, `loaded` those found on disk."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.compiled = 0
+        self.loaded = 0
+        self._disk = default_cache()
         self._by_key: dict[Hashable, Kernel] = {}
         self._by_text: dict[str, Kernel] = {}
         self._code: list[Code] = []
@@ -49,8 +52,20 @@ class KernelLibrary:
         digest = hashlib.sha256(text.encode()).hexdigest()
         found = self._by_text.get(digest)
         if found is None:
-            code = Code([object_code_of_text(text, self.machine)], self.machine)
+            code = Code([self._object(text)], self.machine)
             self._code.append(code)
-            self.compiled += 1
             found = self._by_text[digest] = Kernel(name, code.address(f"{name}_entry"))
         return found
+
+    def _object(self, text: str) -> bytes:
+        """The object code of LLVM IR, from disk if it is there."""
+        key = key_of(text, self.machine)
+        stored = self._disk.read(key) if self._disk is not None else None
+        if stored is not None:
+            self.loaded += 1
+            return stored
+        self.compiled += 1
+        code = object_code_of_text(text, self.machine)
+        if self._disk is not None:
+            self._disk.write(key, code)
+        return code

@@ -18,6 +18,12 @@ from tilewright.graph.module import Module
 random = np.random.default_rng(1)
 
 
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What earlier runs left on disk must not change what is counted."""
+    monkeypatch.setenv("TILEWRIGHT_CACHE", "off")
+
+
 def weights(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return (random.normal(size=shape) / np.sqrt(shape[0])).astype(dtype)
 
