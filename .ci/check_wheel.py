@@ -23,9 +23,7 @@ def main(wheel: str) -> None:
     sources = list(ROOT.glob("*.py"))
     for folder in CODE_FOLDERS:
         sources += (ROOT / folder).rglob("*.py")
-    expected = {"tilewright/py.typed"} | {
-        f"tilewright/{path.relative_to(ROOT).as_posix()}" for path in sources
-    }
+    expected = {"tilewright/py.typed"} | {f"tilewright/{path.relative_to(ROOT).as_posix()}" for path in sources}
     assert files == expected, f"missing: {expected - files}, not wanted: {files - expected}"
 
     assert tilewright.__file__ is not None

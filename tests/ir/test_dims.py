@@ -547,9 +547,7 @@ def test_exact_division_undoes_multiplication(left: Tree, right: Tree) -> None:
 
 
 @given(trees, trees, assignments)
-def test_substitution_commutes_with_evaluation(
-    tree: Tree, replacement: Tree, values: dict[DimExpr, int]
-) -> None:
+def test_substitution_commutes_with_evaluation(tree: Tree, replacement: Tree, values: dict[DimExpr, int]) -> None:
     target = symbol("any", minimum=None)
     inner = compute(replacement, values)
     expected = compute(tree, {**values, target: inner})

@@ -40,7 +40,6 @@ def test_the_whole_public_interface_needs_no_optional_library() -> None:
     assert not modules_after(code) & {"onnxruntime", "llvmlite", "onnx.reference", "torch"}
 
 
-
 def test_the_package_is_imported_once() -> None:
     """One registry, one set of types: no second copy under the checkout folder's name or a bare folder's."""
     copies = {}

@@ -58,9 +58,7 @@ def package_of(path: Path) -> tuple[str, ...]:
 
 
 def test_relative_imports_are_resolved() -> None:
-    tree = ast.parse(
-        "from ..graph.core import Value\nfrom . import fold\nfrom .. import load\nimport onnx.helper"
-    )
+    tree = ast.parse("from ..graph.core import Value\nfrom . import fold\nfrom .. import load\nimport onnx.helper")
     names = {name for name, _ in imports(tree, ("tilewright", "passes"))}
     assert {
         "tilewright.graph.core.Value",
@@ -131,9 +129,5 @@ def test_folders_of_tests_do_not_hide_other_modules() -> None:
 
 
 def test_files_are_short() -> None:
-    long = {
-        str(path): lines
-        for path in SOURCES
-        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 700
-    }
+    long = {str(path): lines for path in SOURCES if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 700}
     assert not long, "split the file along what its parts are about"
