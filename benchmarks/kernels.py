@@ -1,0 +1,134 @@
+"""How near the cpu target's kernels come to the machine: products in % of the FMA peak, maps in % of copying.
+
+    python benchmarks/kernels.py [--seconds 3] [--against onnxruntime]
+
+The peak is measured by a kernel that only multiplies and adds in registers. All contestants run in turn on one thread;
+the best of each counts, in seconds of this thread, so that other processes disturb least. Read the ratios: on a busy
+machine the peak itself comes out low, and a figure above 100% only says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import click
+import numpy as np
+from measure import table
+
+import tilewright
+from tilewright.backends.cpu.jit import compile_modules
+from tilewright.backends.cpu.machine import machine
+from tilewright.graph import types
+from tilewright.graph.dtypes import f32, i64
+from tilewright.graph.kernel.loop_builder import LoopBuilder
+
+PRODUCTS = [(1024, 1024, 1024), (128, 768, 768), (128, 3072, 768), (128, 768, 3072), (3136, 64, 576), (196, 256, 2304)]
+MAPS = {"add": lambda b, x: x + 1.0, "exp": lambda b, x: b.exp(x), "gelu": lambda b, x: b.gelu(x)}
+ELEMENTS = 1 << 24
+
+
+def in_plain_environment() -> None:
+    """Start again if numpy's OpenBLAS was loaded with settings that slow it down, or with several threads."""
+    wanted = {k: v for k, v in os.environ.items() if k not in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")}
+    wanted["OPENBLAS_NUM_THREADS"] = "1"
+    if wanted != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.argv], wanted)
+
+
+def peak() -> tuple[Callable[[], None], float]:
+    """A run of multiply-adds in registers, and its number of floating-point operations."""
+    lanes, sums, repeat = machine().lanes(f32), 12, 400_000
+    b = LoopBuilder("peak", x=types.buffer(f32), n=types.scalar(i64))
+    factors = [b.load(b["x"], lanes * index, lanes) for index in range(2)]
+    start = [b.load(b["x"], lanes * (index + 2), lanes) for index in range(sums)]
+    with b.loop(0, b["n"], 1, start) as state:
+        state.yields([b.fma(state[index], *factors) for index in range(sums)])
+    for index, total in enumerate(state.results):
+        b.store(total, b["x"], lanes * (index + 2))
+    code = compile_modules([b.module()], machine())
+    x = np.full(lanes * (sums + 2), 0.5, np.float32)
+    function = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(code.address("peak"))
+
+    def run(keep: object = code) -> None:
+        function(x.ctypes.data, repeat)
+
+    return run, 2.0 * repeat * sums * lanes
+
+
+def best_of(runs: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """The shortest time of each, run in turn."""
+    best = dict.fromkeys(runs, float("inf"))
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for name, run in runs.items():
+            started = time.thread_time()
+            run()
+            best[name] = min(best[name], time.thread_time() - started)
+    return best
+
+
+def onnxruntime_matmul(weight: np.ndarray, x: np.ndarray) -> Callable[[], object]:
+    import onnxruntime
+
+    b = tilewright.Builder("product")
+    b.output(b.input("x", f32[x.shape]) @ weight, "y")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    model = tilewright.to_proto(b.build()).SerializeToString()
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, {"x": x})
+
+
+def product_row(m: int, n: int, k: int, seconds: float, against: bool) -> list[str]:
+    random = np.random.default_rng(0)
+    x, weight = (random.normal(size=shape).astype(np.float32) for shape in ((m, k), (k, n)))
+    b = tilewright.Builder("product")
+    b.output(b.input("x", f32[m, k]) @ weight, "y")
+    executable = tilewright.compile(b.build(), target="cpu", threads=1)
+    result = np.empty((m, n), np.float32)
+    registers, operations = peak()
+    runs: dict[str, Callable[[], object]] = {
+        "peak": registers,
+        "tilewright": lambda: executable.run({"x": x}),
+        "numpy": lambda: np.matmul(x, weight, out=result),
+    }
+    if against:
+        runs["onnxruntime"] = onnxruntime_matmul(weight, x)
+    best = best_of(runs, seconds)
+    top = operations / best["peak"]
+    rates = {name: 2.0 * m * n * k / best[name] for name in runs if name != "peak"}
+    cells = [f"{m} x {n} x {k}", f"{top / 1e9:.0f}"]
+    cells += [f"{rate / 1e9:.0f} ({100 * rate / top:.0f}%)" for rate in rates.values()]
+    return [*cells, *(f"{rates['tilewright'] / rate:.2f}" for name, rate in rates.items() if name != "tilewright")]
+
+
+def map_row(name: str, seconds: float) -> list[str]:
+    x = np.random.default_rng(0).normal(size=ELEMENTS).astype(np.float32)
+    b = tilewright.Builder(name)
+    b.output(MAPS[name](b, b.input("x", f32[ELEMENTS])), "y")
+    executable = tilewright.compile(b.build(), target="cpu", threads=1)
+    # Both make a fresh result, whose pages the system has to find.
+    best = best_of({"copy": lambda: x.copy(), "tilewright": lambda: executable.run({"x": x})}, seconds)
+    rates = {key: 2 * x.nbytes / value / 1e9 for key, value in best.items()}
+    return [name, f"{rates['copy']:.1f}", f"{rates['tilewright']:.1f}", f"{rates['tilewright'] / rates['copy']:.0%}"]
+
+
+@click.command()
+@click.option("--seconds", default=3.0, show_default=True, help="For each row.")
+@click.option("--against", type=click.Choice(["onnxruntime"]), help="Another runtime to measure beside.")
+def main(seconds: float, against: str | None) -> None:
+    """Measure the cpu target's kernels on one thread."""
+    in_plain_environment()
+    others = ["numpy", *([against] if against else [])]
+    columns = ["m x n x k", "peak GFLOP/s", "tilewright", *others, *(f"ratio to {other}" for other in others)]
+    table("Matrix products, float32", columns, [product_row(*size, seconds, bool(against)) for size in PRODUCTS])
+    columns = ["map", "copy GB/s", "tilewright GB/s", "of copying"]
+    table(f"Maps of {ELEMENTS} float32", columns, [map_row(name, seconds) for name in MAPS])
+
+
+if __name__ == "__main__":
+    main()
