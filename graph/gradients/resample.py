@@ -76,7 +76,7 @@ def grid_sample(op: Operation, b: GradientBuilder) -> Sequence[Value]:
     """A weighted sum of 1, 2 or 4 elements along each dim, read by GatherND; see `ops.grid_sample_numeric`."""
     x, grid = op.operand_values
     rank = b.rank(x) - 2
-    columns = b.split(grid, axis=-1, num_outputs=rank, outputs=rank) if rank > 1 else (grid,)
+    columns = [b.gather(grid, b.ints([place]), axis=-1) for place in range(rank)]
     taps = []
     for axis in range(rank):
         size = b.cast(b.squeeze(b.dim(x, 2 + axis), b.ints([0])), to=b.dtype(grid))

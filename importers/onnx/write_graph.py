@@ -160,6 +160,8 @@ class BodyWriter:
         claimed: set[str] = set()
         # A value that bears the name of one of its outputs keeps that one.
         for value, name in sorted(pairs, key=lambda pair: pair[0].name != pair[1]):
+            if outer is not None and value.name != name and _must_be_copied(value, wanted.index(name)):
+                continue
             if value.block is block and value not in self.names and name not in claimed:
                 self.names.settle(value, name)
                 claimed.add(name)
@@ -279,6 +281,16 @@ class BodyWriter:
             rest.setdefault(entry.name, []).append(entry)
         ordered = [rest[name].pop(0) for name in order if rest.get(name)]
         return ordered + [entry for entry in entries if any(entry is left for left in rest[entry.name])]
+
+
+def _must_be_copied(value: Value, position: int) -> bool:
+    """Whether output `position` of a body is an input other than the state that goes on as it is: ONNX Runtime
+    overwrites a state in place even if a further output is made of it, so that one has to be an Identity's."""
+    region = value.owner.parent if isinstance(value.owner, Block) else None
+    op = region.parent if region is not None else None
+    if not isinstance(op, Operation) or op.name not in ("loop", "scan"):
+        return False
+    return position != (value.index - 1 if op.name == "loop" else value.index)
 
 
 def _with_constants(inputs: dict[str, ValueInfoProto], proto: GraphProto, block: Block) -> dict[str, ValueInfoProto]:
