@@ -16,6 +16,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..graph import dtypes
 from ..graph.core import Block, Operation, Value
 from ..graph.dims import DimExpr
 from ..graph.infer import InferenceContext
@@ -99,6 +100,9 @@ def _key(value: Value, elements: Any) -> Hashable:
 def _read_directly(module: Module, context: PassContext, scope: _Scope, op: Operation, elements: Any) -> None:
     """Make `op`, which computes some neighbouring dims of a tensor, the Shape of these dims."""
     if op.name not in ("gather", "slice", "unsqueeze", "concat", "reshape") or elements.ndim != 1:
+        return
+    type = op.results[0].type
+    if not isinstance(type, TensorType) or type.dtype is not dtypes.i64:  # exporters also compute shapes in i32
         return
     current: _Scope | None = scope
     place: Operation | None = op
