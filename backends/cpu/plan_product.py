@@ -21,10 +21,10 @@ from .kernels.gemm import (
     arguments_of,
     build_gemm,
     choose_tiling,
-    packed_panels,
     scratch_elements,
     work_units,
 )
+from .kernels.pack import packed_panels
 from .lower import Group, data_of, dtype_of
 from .segment import Argument, Buffer, Call, Shape, buffer_of, shape_of
 
@@ -217,5 +217,5 @@ def _packed(planner: Planner, b: Factor, tiling: Tiling) -> np.ndarray | None:
     found = planner.packed.get(key)
     if found is None:
         matrix = data.numpy().reshape(*b.batch, b.rows, b.columns) if b.column == 1 else data.numpy().T
-        found = planner.packed[key] = packed_panels(matrix, tiling)
+        found = planner.packed[key] = packed_panels(matrix, tiling.columns)
     return found

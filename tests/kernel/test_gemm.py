@@ -18,10 +18,10 @@ from tilewright.backends.cpu.kernels.gemm import (
     arguments_of,
     build_gemm,
     choose_tiling,
-    packed_panels,
     scratch_elements,
     work_units,
 )
+from tilewright.backends.cpu.kernels.pack import packed_panels
 from tilewright.backends.cpu.machine import machine_of_width
 from tilewright.graph.dtypes import DType, f32, f64
 from tilewright.graph.kernel.interpreter import run_loops
@@ -51,7 +51,7 @@ def values_of(
     flat_a = np.ascontiguousarray(a if layout[0] == "n" else a.transpose(0, 2, 1)).reshape(-1)
     flat_b = np.ascontiguousarray(b if layout[1] == "n" else b.transpose(0, 2, 1)).reshape(-1)
     if gemm.b_packed:
-        flat_b = packed_panels(b, tiling)
+        flat_b = packed_panels(b, tiling.columns)
     known = {
         "a": flat_a, "b": flat_b, "c": np.full(batch * m * n, 99, a.dtype),
         "scratch": np.zeros(max(1, scratch_elements(gemm, tiling)), a.dtype),

@@ -22,8 +22,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import numpy as np
-
 from ....graph import types
 from ....graph.core import Value
 from ....graph.dtypes import DType, bool_, i64
@@ -111,26 +109,6 @@ def choose_tiling(machine: Machine, dtype: DType, m: Size, n: Size, k: Size) -> 
         depth = -(-k // max(parts, 1)) if k else 1
     block = max(rows, machine.l2 // 2 // element // max(depth, 1) // rows * rows)
     return Tiling(rows, vectors, lanes, depth, block)
-
-
-def packed_panels(matrix: np.ndarray, tiling: Tiling) -> np.ndarray:
-    """A constant B of shape [..., k, n] as panels [..., ceil(n / columns), k, columns], zeros at the edge; flat."""
-    *batch, k, n = matrix.shape
-    columns = tiling.columns
-    panels = -(-n // columns)
-    padded = np.zeros((*batch, k, panels * columns), matrix.dtype)
-    padded[..., :n] = matrix
-    split = np.moveaxis(padded.reshape(*batch, k, panels, columns), -3, -2)
-    packed = _on_cache_lines(split.size, matrix.dtype)
-    packed.reshape(split.shape)[...] = split
-    return packed
-
-
-def _on_cache_lines(count: int, dtype: np.dtype) -> np.ndarray:
-    """An array that begins at a cache line, so that no vector of a panel lies in two; numpy's own begin anywhere."""
-    memory = np.empty(count * dtype.itemsize + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + count * dtype.itemsize].view(dtype)
 
 
 def scratch_elements(gemm: Gemm, tiling: Tiling) -> int:

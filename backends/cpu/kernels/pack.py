@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ....graph.core import Value
 from ....graph.dtypes import DType
 from ....graph.kernel.loop_builder import LoopBuilder, Operand
@@ -128,3 +130,22 @@ def strip_size(width: int, depth: int, dtype: DType, lanes: int) -> int:
     """Elements that `pack_strip` may write for `depth` steps: a multiple of a cache line."""
     line = max(1, 512 // dtype.bits)
     return -(-(width * depth + lanes) // line) * line
+
+
+def packed_panels(matrix: np.ndarray, columns: int) -> np.ndarray:
+    """A constant B of shape [..., k, n] as panels [..., ceil(n / columns), k, columns], zeros at the edge; flat."""
+    *batch, k, n = matrix.shape
+    panels = -(-n // columns)
+    padded = np.zeros((*batch, k, panels * columns), matrix.dtype)
+    padded[..., :n] = matrix
+    split = np.moveaxis(padded.reshape(*batch, k, panels, columns), -3, -2)
+    packed = _on_cache_lines(split.size, matrix.dtype)
+    packed.reshape(split.shape)[...] = split
+    return packed
+
+
+def _on_cache_lines(count: int, dtype: np.dtype) -> np.ndarray:
+    """An array that begins at a cache line, so that no vector of a panel lies in two; numpy's own begin anywhere."""
+    memory = np.empty(count * dtype.itemsize + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + count * dtype.itemsize].view(dtype)
