@@ -43,16 +43,19 @@ class Support:
 
 
 def _caches_fit(op: Operation) -> str | None:
-    """ONNX Runtime compares batch and length of the caches with those of x, and does not broadcast."""
+    """ONNX Runtime compares batch and length of the caches with those of x, and does not broadcast.
+
+    The standard wants them equal, so only dims that certainly differ speak against the operator.
+    """
     if op.input(3) is not None:
         return None
     shapes = [_shape(op.input(index)) for index in range(3)]
     x, caches = shapes[0], shapes[1:]
     if x is None or any(cache is None or len(cache) != 3 for cache in caches):
-        return "wants to know batch and length of its caches"
+        return None
     pairs = [(x[place], cache[index]) for cache in caches if cache for index, place in enumerate((0, len(x) - 2))]
-    fits = all(prove_equal(left, right) is True for left, right in pairs)
-    return None if fits else "does not broadcast its caches"
+    differ = any(prove_equal(left, right) is False for left, right in pairs)
+    return "does not broadcast its caches" if differ else None
 
 
 def _shape(value: Value | None) -> tuple[Dim, ...] | None:
