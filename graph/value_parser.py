@@ -201,6 +201,8 @@ class ValueParser(TokenReader):
                 self.fail(str(error), token)
             if isinstance(dim, int) and dim < 0:
                 self.fail(f"a dimension is never negative, got {dim}", token)
+            if isinstance(dim, int) and dim >= 1 << 63:
+                self.fail(f"a dimension is less than 2**63, got {dim}", token)
             shape.append(dim)
         if position != len(token.text) - 1:
             self.fail("expected `,` or `]`", Token("", "", token.start + position))

@@ -17,6 +17,8 @@ from ..graph.diagnostics import UsageError
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _OPTION = re.compile(r'([A-Za-z_][A-Za-z0-9_-]*)\s*=\s*(\[[^\]]*\]|"(?:[^"\\]|\\.)*"|[^\s,{}()"\[\]]+)')
 _SPACE = re.compile(r"\s*")
+# Repeats in repeats.
+MAX_DEPTH = 20
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def parse_items(text: str) -> tuple[NamedItem | RepeatItem, ...]:
 
 class _Reader:
     def __init__(self, text: str) -> None:
-        self.text, self.position = text, 0
+        self.text, self.position, self.depth = text, 0, 0
 
     def items(self) -> tuple[NamedItem | RepeatItem, ...]:
         items = [self.item()]
@@ -70,7 +72,11 @@ class _Reader:
             return NamedItem(name, self.options("}") if self.take("{") else {}, start)
         options = self.options(")") if self.take("(") else {}
         self.expect("{")
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            self.fail(f"repeats are nested deeper than {MAX_DEPTH} levels")
         body = self.items()
+        self.depth -= 1
         self.expect("}")
         return RepeatItem(options, body)
 

@@ -322,6 +322,7 @@ def test_decimals_are_short() -> None:
         (body("%a, %b = relu %x : f32[2]"), 5, 3, "expected `,`, found `return`"),
         (body("%a = relu %x : f33[2]"), 4, 18, "there is no element type f33"),
         (body("%a = relu %x : f32[-2]"), 4, 18, "a dimension is never negative, got -2"),
+        (body("%a = relu %x : f32[9223372036854775808]"), 4, 18, "a dimension is less than 2**63, got 92233"),
         (body("%a = relu %x : f32[n +]"), 4, 25, "expected a dimension"),
         (body("%a = relu %x : f32"), 4, 18, "expected a type, found `f32`"),
         (body("%a = const [1, 2] : i64[3]"), 4, 14, "the literal is not of shape [3]"),

@@ -163,6 +163,7 @@ def test_options_have_their_types() -> None:
         ("cse,", "expected the name of a pass"),
         ("cse dce", "expected ',' or the end"),
         ("repeat{cse", "expected '}'"),
+        ("repeat{" * 3000 + "cse" + "}" * 3000, "nested deeper than 20 levels"),
         ("repeat(max=x){cse}", "max takes a whole number"),
         ("repeat(rounds=2){cse}", "repeat has no option 'rounds'"),
         ("cse{x=1}", "cse has no option 'x'"),
