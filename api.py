@@ -92,6 +92,7 @@ def optimize(
     attempts = [
         Attempt(partial(attempt, preset, True)),
         Attempt(partial(attempt, preset, False), "rewrites that add bytes to save operations were left out"),
+        Attempt(partial(attempt, f"O{min(level, 1)}", False), "only bit-exact rewrites were made"),
         Attempt(partial(attempt, "", False), "it was left as it is"),
     ]
     limit = partial(_most_bytes, size, ",".join(first), opset, target)

@@ -4,7 +4,8 @@ Passes may add bytes to have fewer operations: reshapes around a Gemm, copies of
 every place where it was called. Mostly others free more. Where they do not, the same passes run again on a copy of the
 original and leave such rewrites out, and where not even that helps, the module stays as it was.
 
-Sizes come from the writer, to the byte; it is asked only where the estimate of `sizes` does not tell.
+Sizes come from the writer, to the byte; it is asked only where the estimate of `sizes` does not tell. That says nothing
+about operators that the original did not have, which the writer may have to write as their parts.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def first_that_fits(
     The log that comes with the report has only the findings of that attempt.
     """
     original = clone_module(module)
-    estimate = written_bytes(original)
+    estimate, kinds = written_bytes(original), {op.definition for op in original.walk()}
     for attempt in attempts:
         if attempt is not attempts[0]:
             module.take_over(clone_module(original))
@@ -56,7 +57,9 @@ def first_that_fits(
         report = attempt.run(log, original)
         if not report.changed or attempt is attempts[-1]:
             break
-        if estimate - written_bytes(module) > ESTIMATE_BYTES + ESTIMATE_SHARE * structure_bytes(original):
+        saved = estimate - written_bytes(module)
+        is_told = kinds.issuperset(op.definition for op in module.walk())
+        if is_told and saved > ESTIMATE_BYTES + ESTIMATE_SHARE * structure_bytes(original):
             break
         size = size_of(module)
         if size <= known or size <= limit(clone_module(original)):
