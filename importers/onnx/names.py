@@ -95,6 +95,13 @@ class NameTable:
                 self._known.add(name)
                 return name
 
+    def suggest(self, value: Value) -> None:
+        """Give a value of a decomposition one letter for a name, if it has none and the letter occurs nowhere."""
+        letter = _letter(value)
+        if not value.name and value not in self._names and letter not in self._known:
+            self._known.add(letter)
+            value.name = letter
+
     # ---- nodes ---------------------------------------------------------------------------------------------------
 
     def know_nodes(self, operations: Iterable[Operation]) -> None:

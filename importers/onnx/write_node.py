@@ -300,6 +300,8 @@ class NodeWriter:
             if value.block is block and value not in self.names:
                 self.names.settle(value, name)
         for made in block:
+            for result in made.results:
+                self.names.suggest(result)
             self.bodies.write(made, graph)
         for value, name in wanted:
             if self.bodies.use(value) != name:
