@@ -41,7 +41,21 @@ def compile_module(
         )
     if threads is not None and threads < 1:
         raise UsageError("compile/threads", f"threads must be at least 1, got {threads}")
+    model = _without_gradient(model)
     module, name = TARGETS[target]
     factory: Any = getattr(import_module(module, __package__), name)
     executable: Executable = factory(model, threads=threads, precision=precision)
     return executable
+
+
+def _without_gradient(model: Module) -> Module:
+    """`model` with the backward graph in the place of ONNX's operator Gradient, if it has that."""
+    from ..graph.clone import clone_module
+    from ..passes.context import PassContext
+    from ..passes.training.expand_gradient import ExpandGradient, has_gradient
+
+    if not has_gradient(model):
+        return model
+    copy = clone_module(model)
+    ExpandGradient().run(copy, PassContext())
+    return copy

@@ -53,7 +53,7 @@ class OpBuilder:
         self.before = before
         self.location = location
         self.symbols = symbols
-        self._on_create = on_create
+        self.on_create = on_create
 
     def create(
         self,
@@ -104,8 +104,8 @@ class OpBuilder:
     def insert(self, op: Operation) -> Operation:
         """Insert a detached operation at this builder's place."""
         self.block._insert(op, self.before)
-        if self._on_create is not None:
-            self._on_create(op)
+        if self.on_create is not None:
+            self.on_create(op)
         return op
 
     def const(self, value: Any, dtype: DType | None = None, name: str | None = None) -> Value:

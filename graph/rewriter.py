@@ -46,13 +46,14 @@ class Rewriter:
         if op.parent is None:
             raise ValueError(f"{op!r} is in no block")
         where = location if location is not None else (fuse(self.rule, [op.location]) if self.rule else op.location)
-        return OpBuilder(op.parent, self.symbols, op, where, self._created)
+        return OpBuilder(op.parent, self.symbols, op, where, self.on_create)
 
     def at_start(self, block: Block, location: Location = UNKNOWN) -> OpBuilder:
         """A builder that inserts before the first operation of `block`."""
-        return OpBuilder(block, self.symbols, block.first, location, self._created)
+        return OpBuilder(block, self.symbols, block.first, location, self.on_create)
 
-    def _created(self, op: Operation) -> None:
+    def on_create(self, op: Operation) -> None:
+        """Tell everybody of an operation that was inserted; builders made elsewhere call it."""
         self.changed = True
         for listener in self.listeners:
             listener.created(op)

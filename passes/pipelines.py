@@ -11,7 +11,7 @@ from .base import Exactness
 
 # Bit-exact: what depends on nothing that changes at run time, what gives back its operand, what is done twice.
 _CLEANUP = (
-    "inline-functions,expand-legacy{only-single=true},infer-shapes,remove-identity,"
+    "inline-functions,expand-gradient,expand-legacy{only-single=true},infer-shapes,remove-identity,"
     "repeat(max=8){simplify-if,simplify-loops,unroll-loops,fold,no-ops,"
     "merge-casts,merge-reshapes,merge-slices,merge-squeezes,simplify-shapes,simplify-arithmetic,drop-expands,cse,dce,"
     "infer-shapes}"

@@ -22,6 +22,7 @@ BUILTIN: dict[str, str] = {
     "dce": "dce:DeadCode",
     "drop-expands": "drop_expands:DropExpands",
     "drop-zero-terms": "drop_zero_terms:DropZeroTerms",
+    "expand-gradient": "training.expand_gradient:ExpandGradient",
     "expand-legacy": "expand_legacy:ExpandLegacy",
     "fold": "fold:FoldConstants",
     "fold-batch-norm": "fold_batch_norm:FoldBatchNorm",

@@ -174,7 +174,7 @@ def _stack_also(op: Operation, values: Sequence[Value], b: GradientBuilder) -> l
     """Further results of a Loop or Scan: `values` of its body, one for each iteration, stacked along axis 0."""
     body = op.regions["body"].block
     body.terminator._set_operands([*body.terminator.operands, *values])
-    # With names of their own, so that a file gets copies: ONNX Runtime overwrites a state that is also returned as it is.
+    # With names of their own, so that a file gets copies: a state that is also returned may be overwritten there.
     first_output = len(body.outputs)
     body.outputs.extend(BlockOutput(f"kept_{first_output + k}", value.type) for k, value in enumerate(values))
     for name in ("scan_output_axes", "scan_output_directions"):

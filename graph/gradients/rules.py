@@ -37,8 +37,8 @@ _Key: TypeAlias = tuple[str, str]
 _rules: dict[_Key, Rule] = {}
 _parts: dict[_Key, Parts] = {}
 _FAMILIES = (
-    "control", "convolution", "elementwise", "indexing", "losses", "matmul", "movement", "normalization", "pooling",
-    "recurrent", "reduction", "regions", "resample", "shapes",
+    "attention", "control", "convolution", "elementwise", "indexing", "losses", "matmul", "movement", "normalization",
+    "pooling", "recurrent", "reduction", "regions", "resample", "shapes",
 )  # fmt: skip
 _loaded: list[str] = []
 

@@ -7,13 +7,13 @@ built are ordinary operations, so the result can be optimized, written and diffe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from .. import types
 from ..core import Block, Operation, Value
-from ..diagnostics import Diagnostic, TilewrightError
+from ..diagnostics import Diagnostic, TilewrightError, TypeInferenceError
 from ..evaluator import captures
 from ..infer import InferenceContext, infer_types
 from ..location import fuse
@@ -23,6 +23,7 @@ from .builder import GradientBuilder
 from .rules import Refusal, find_parts
 
 if TYPE_CHECKING:
+    from ..builder import OpBuilder
     from ..dims import FreshSymbols
 
 # What happens where a path ends in an operation whose derivative is zero, such as Floor or a comparison.
@@ -55,9 +56,15 @@ class Sweep:
     """Accumulates adjoints over operations of one block; new operations go before `before` (or at the block's end)."""
 
     def __init__(
-        self, block: Block, symbols: FreshSymbols, findings: Findings, before: Operation | None = None
+        self,
+        block: Block,
+        symbols: FreshSymbols,
+        findings: Findings,
+        before: Operation | None = None,
+        on_create: Callable[[Operation], None] | None = None,
     ) -> None:
         self.findings = findings
+        self._on_create = on_create
         self.created: list[Operation] = []
         self._own: set[Operation] = set()
         self.builder = GradientBuilder(block, symbols, self, before, on_create=self._created)
@@ -224,6 +231,32 @@ class Sweep:
     def _created(self, op: Operation) -> None:
         self.created.append(op)
         self._own.add(op)
+        if self._on_create is not None:
+            self._on_create(op)
+
+
+def pulled_back(
+    twin: Operation, grads: Sequence[Value | None], wrt: Sequence[Value], builder: OpBuilder
+) -> list[Value] | None:
+    """The adjoints of `wrt` through the parts of `twin`, a detached operation, built with `builder`; None if it has
+    no parts. Raises TypeInferenceError where the parts cannot be differentiated."""
+    findings = Findings()
+    sweep = Sweep(builder.block, builder.symbols, findings, builder.before, builder.on_create)
+    sweep.builder.location = builder.location
+    sweep.active.update(wrt)
+    values = twin.definition.decompose(twin, sweep.builder)
+    if values is None:
+        return None
+    made = list(sweep.created)
+    sweep.spread(made)
+    for value, grad in zip(values, grads, strict=False):
+        if grad is not None:
+            sweep.add(value, grad)
+    sweep.run(made)
+    if findings.errors:
+        raise TypeInferenceError.collect(findings.errors)
+    found = [sweep.total(value) for value in wrt]
+    return [sweep.builder.zeros_like(x) if grad is None else grad for grad, x in zip(found, wrt, strict=True)]
 
 
 def _why_no_parts(op: Operation) -> str | None:

@@ -6,12 +6,14 @@ Each has a body in standard operators, which is what a file gets; targets with a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core import Operation
 from ..dims import Dim, product
-from ..opdef import op
+from ..opdef import AttributeSpec, OpDefinition, lookup, op
 from .common import (
     TensorOp,
     element_dim,
@@ -26,8 +28,9 @@ from .common import (
 
 if TYPE_CHECKING:
     from ..builder import OpBuilder
-    from ..core import Operation, Value
+    from ..core import Value
     from ..infer import InferenceContext
+    from ..types import Type
 
 DOMAIN = "tilewright"
 
@@ -166,3 +169,44 @@ class ConvWeightGrad(TensorOp):
         if x is None or elements is None:
             return None
         return times(2, elements * (x[1] // op.attr("group")) * product(op.attr("kernel_shape")))
+
+
+@op("AttentionGrad", domain=DOMAIN)
+class AttentionGrad(OpDefinition):
+    """The adjoints of Attention's query, key and value, given that of its result; attributes as Attention's.
+
+    Without past, sequence lengths or further results. The weights are computed again from query, key and mask, so that
+    nothing of the size of the scores is kept from the forward pass (Dao et al. 2022, arXiv 2205.14135).
+    """
+
+    inputs = ("query", "key", "value", "grad", "mask?")
+    outputs = ("query_grad", "key_grad", "value_grad")
+
+    @cached_property
+    def attribute_specs(self) -> dict[str, AttributeSpec]:
+        return lookup("", "Attention").attribute_specs
+
+    def infer(self, op: Operation, context: InferenceContext) -> Sequence[Type]:
+        return [op.operand_values[index].type for index in range(3)]
+
+    def decompose(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
+        """The parts of Attention, differentiated."""
+        from ..gradients.sweep import pulled_back
+
+        query, key, value, grad, mask = (*op.operands, None)[:5]
+        sources = [each for each in (query, key, value) if each is not None]
+        twin = Operation(
+            lookup("", "Attention"), [*sources, *([] if mask is None else [mask])], op.attributes,
+            [op.operand_values[3].type], location=op.location,
+        )  # fmt: skip
+        try:
+            return pulled_back(twin, [grad], sources, builder)
+        finally:
+            twin._drop_operands()
+
+    def flops(self, op: Operation) -> Dim | None:
+        """Twice the two products of the forward pass, and the scores once more."""
+        query, key = shape_of(op, 0), shape_of(op, 1)
+        if query is None or key is None:
+            return None
+        return times(10, product(query) * key[-2])

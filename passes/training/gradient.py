@@ -23,6 +23,7 @@ from ..context import PassContext
 from ..infer_shapes import InferShapes
 from ..inline_functions import InlineFunctions
 from .derivation import Derivation, leaves
+from .expand_gradient import ExpandGradient, has_gradient
 
 if TYPE_CHECKING:
     from ...graph.gradients.sweep import Stops
@@ -137,6 +138,8 @@ def _copied(module: Module) -> Module:
 def _prepare(module: Module, context: PassContext) -> None:
     if module.functions:
         InlineFunctions(max_body=_ANY_SIZE).run(module, context)
+    if has_gradient(module):
+        ExpandGradient().run(module, context)
     InferShapes().run(module, context)
 
 

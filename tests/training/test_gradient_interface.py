@@ -20,7 +20,6 @@ from tilewright.graph.verifier import verify
 from tilewright.passes.training.check import check_gradients
 from tilewright.passes.training.derivation import GradientError
 
-
 DOCUMENTS = Path(__file__).resolve().parents[2] / "docs"
 
 
