@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -18,6 +20,10 @@ ONNX_NAMES = {
     "f32": "float", "f64": "double", "bf16": "bfloat16", "f16": "float16", "bool": "bool", "string": "string",
     **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)}, **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
 }  # fmt: skip
+
+
+# Where onnx.reference is no oracle: its Erf computes in f32 whatever the type, its Softsign refuses scalars.
+ONNX_FALLS_SHORT = ("Erf", "Softsign")
 
 
 def operation(name: str, operands: list[Any], attributes: dict[str, Any] | None = None, results: int = 1) -> Operation:
@@ -41,7 +47,7 @@ def accepted() -> list[tuple[str, str]]:
     for name in NUMERIC:
         formal = opdef.lookup("", name).parameters[0]
         found += [(name, short) for short, text in ONNX_NAMES.items() if f"tensor({text})" in formal.types]
-    return found
+    return [case for case in found if case[0] not in ONNX_FALLS_SHORT]
 
 
 @pytest.mark.parametrize(("name", "dtype"), accepted())
@@ -63,6 +69,22 @@ def test_elementwise_meanings_are_those_of_onnx(name: str, dtype: str) -> None:
         assert result.shape == operands[0].shape
         assert result.dtype == np.asarray(expected).dtype
         assert result.tolist() == pytest.approx(np.asarray(expected).tolist(), nan_ok=True, rel=0, abs=0)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
+@pytest.mark.parametrize(
+    ("name", "meaning"),
+    [("Erf", np.vectorize(math.erf, otypes=[np.float64])), ("Softsign", lambda x: x / (1 + abs(x)))],
+)
+def test_where_onnx_falls_short(name: str, meaning: Any, dtype: str) -> None:
+    element = dtypes.by_name(dtype)
+    for x in (numbers(element), numbers(element)[:1].reshape(()), numbers(element)[:0]):
+        (result,) = evaluate_op(operation(name, [x]), [x])
+        assert result.shape == x.shape
+        assert result.dtype == x.dtype
+        wanted = meaning(x.astype(np.float64)) if x.size else x.astype(np.float64)
+        unit = float(ml_dtypes.finfo(element.numpy).eps)
+        np.testing.assert_allclose(result.astype(np.float64), wanted, rtol=2 * unit)
 
 
 REDUCTIONS = ["Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSum", "LogSumExp"]
