@@ -188,6 +188,17 @@ class OneHot(TensorOp):
             return context.fresh()
         return element_dim(elements.reshape(-1)[0], context)
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        """Indices count from the end where negative; one beyond `depth` has no values[1]. (onnx.reference does not take
+        a scalar depth.)"""
+        indices, depth, values = operands
+        count = int(np.asarray(depth).reshape(-1)[0])
+        places = np.asarray(indices).astype(np.int64)
+        places = np.where(places < 0, places + count, places)
+        axis = normalize_axis(op.attr("axis", -1), places.ndim + 1, op)
+        steps = np.arange(count).reshape([-1 if k == axis else 1 for k in range(places.ndim + 1)])
+        return np.where(np.expand_dims(places, axis) == steps, values[1], values[0]).astype(values.dtype, copy=False)
+
     def flops(self, op: Operation) -> Dim | None:
         return 0
 

@@ -74,7 +74,7 @@ def _axes(op: Operation, shape: tuple[int, ...], roi: Any, scales: Any, sizes: A
 
 def _from_sizes(op: Operation, dims: list[int], sizes: list[int]) -> tuple[list[np.float32], list[int]]:
     factors = [np.float32(size) / np.float32(dim) for size, dim in zip(sizes, dims, strict=True)]
-    policy = op.attr("keep_aspect_ratio_policy")
+    policy = op.attr("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
         return factors, sizes
     factor = min(factors) if policy == "not_larger" else max(factors)
@@ -99,6 +99,8 @@ def _places(op: Operation, axis: Axis) -> np.ndarray:
         return half * (start + end) * last + index
     if mode == "pytorch_half_pixel" and axis.result <= 1:
         return np.zeros_like(index)
+    if mode == "tf_half_pixel_for_nn":  # until opset 12
+        return (index + half) / axis.scale
     offset = np.float32(0)
     if mode == "half_pixel_symmetric":
         # What rounding down the result's size cut off is taken from both ends.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...dtypes import BY_ONNX_CODE, i64
+from ..resize_numeric import resize
 from .base import OldForm, known_elements, old_form, shape_of, today
 
 if TYPE_CHECKING:
@@ -104,6 +105,12 @@ class PlainResize(OldForm):
 @old_form({"Resize": (11,)})
 class TensorFlowResize(OldForm):
     """`coordinate_transformation_mode="tf_half_pixel_for_nn"`, or a mode that a function's caller gives."""
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        if op.attr("coordinate_transformation_mode") != "tf_half_pixel_for_nn":
+            return super().evaluate(op, *operands)
+        x, roi, scales, sizes, *_ = (*operands, None, None, None)
+        return resize(op, x, roi, scales, sizes)
 
     def parts(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
         attributes = dict(op.attributes)
