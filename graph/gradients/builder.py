@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..builder import OpBuilder
-from ..core import Block, BlockOutput, Operation, Region, Value
+from ..core import Block, BlockOutput, Operation, Value
 from ..data import TensorData
 from ..diagnostics import UsageError
 from ..dims import Dim, prove_equal
@@ -217,22 +217,6 @@ class GradientBuilder(OpBuilder):
     def inside(self, block: Block) -> GradientBuilder:
         """A builder at the end of a nested block."""
         return GradientBuilder(block, self.symbols, self.sweep, None, self.location)
-
-    def repeat(
-        self, count: Value, states: Sequence[Value], body: Callable[..., tuple[Sequence[Value], Sequence[Value]]]
-    ) -> tuple[list[Value], list[Value]]:
-        """A Loop of `count` (i64 scalar) iterations; `body(builder, iteration, *states)` gives the next states and
-        what to stack. Returns the final states and the stacked values."""
-        from ..dtypes import bool_, i64
-
-        block = Block([i64[()], bool_[()], *(state.type for state in states)], ["iteration", "condition"])
-        inner = self.inside(block)
-        following, stacked = body(inner, block.arguments[0], *block.arguments[2:])
-        goes_on = inner.const(np.array(True))
-        close_block(inner, [goes_on, *following, *stacked])
-        outputs = len(states) + len(stacked)
-        loop = self.create("loop", [count, None, *states], outputs=outputs, regions={"body": Region(block)})
-        return list(loop.results[: len(states)]), list(loop.results[len(states) :])
 
 
 def close_block(builder: OpBuilder, values: Sequence[Value]) -> None:

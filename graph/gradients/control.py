@@ -189,89 +189,117 @@ def _backward(step: Iteration, initial: list[Value], b: GradientBuilder) -> list
     refusal = _why_not(step)
     if refusal is not None:
         return [refusal] * (len(initial) + len(step.sources))
-    wanted = _captured(step.op, b)
-    active = _active_states(step, initial, wanted, b)
-    variant = [state for state, after in zip(step.states, step.next_states, strict=True) if after is not state]
-    kept = dict(zip(variant, _stack_also(step.op, variant, b), strict=True))
+    return list(BackwardScan(step, initial, b).build())
 
-    # Carried: adjoints of active states, then sums for what is captured.
-    carried: list[Value] = []
-    for index in active:
-        grad = step.state_grads[index]
-        carried.append(b.zeros_like(step.op.results[index]) if grad is None else grad)
-    carried += [b.zeros_like(value) for value in wanted]
-    with_grads = [index for index, grad in enumerate(step.grads) if grad is not None]
-    read = [*kept.values(), *step.sources, *[grad for grad in step.grads if grad is not None]]
-    axes = [*[0] * len(kept), *step.axes, *[step.element_axes[index] for index in with_grads]]
-    directions = [*[1] * len(kept), *[1 - d for d in step.directions],
-                  *[1 - step.element_directions[index] for index in with_grads]]  # fmt: skip
 
-    block = Block([value.type for value in carried])
-    values: ValueMap = {}
-    for state in variant:
-        values[state] = block._add_argument(state.type)
-    for argument in step.scanned:
-        values[argument] = block._add_argument(argument.type)
-    element_grads = [block._add_argument(step.elements[index].type) for index in with_grads]
-    for state, first, after in zip(step.states, initial, step.next_states, strict=True):
-        if after is state:
-            values[state] = first
-    sweep = Sweep(block, b.symbols, b.sweep.findings)
-    for argument, array in step.fixed.items():
-        values[argument] = sweep.builder.const(array)
-    ops = _copy_body(step.body, block, values)
+class BackwardScan:
+    """The Scan over the iterations from the last to the first.
 
-    def here(value: Value) -> Value:
-        return values.get(value, value)
+    It carries the adjoints of the active states and the sums for what the body captures (`carried`); it reads the
+    states that each iteration began with, what the iteration read, and the adjoints of what it gave (`read`).
+    """
 
-    sources = [k for k, source in enumerate(step.sources) if b.needs(source)]
-    invariant = {values[state] for state in step.states if state not in variant}
-    targets = [here(step.states[index]) for index in active if here(step.states[index]) not in invariant]
-    inside = [*wanted, *targets, *(here(step.scanned[k]) for k in sources)]
-    sweep.active.update([*inside, *(here(step.states[index]) for index in active)])
-    sweep.spread(ops)
-    for place, index in enumerate(active):
-        if here(step.states[index]) not in invariant:
-            sweep.add(here(step.next_states[index]), block.arguments[place])
-    for grad, index in zip(element_grads, with_grads, strict=True):
-        sweep.add(here(step.elements[index]), grad)
-    sweep.run(ops)
-    inner = sweep.builder
-    results: list[Value] = []
-    for place, index in enumerate(active):
-        state = here(step.states[index])
-        grad = sweep.total(state) if state not in wanted else None
-        if state in invariant:
-            carry = block.arguments[place]
-            results.append(inner.identity(carry) if grad is None else inner.add(carry, grad))
-        else:
-            results.append(inner.zeros_like(state) if grad is None else _own(inner, grad))
-    for place, value in enumerate(wanted, len(active)):
+    def __init__(self, step: Iteration, initial: list[Value], b: GradientBuilder) -> None:
+        self.step, self.initial, self.b = step, initial, b
+        self.captured = _captured(step.op, b)
+        self.active = _active_states(step, initial, self.captured, b)
+        self.sources = [k for k, source in enumerate(step.sources) if b.needs(source)]
+        pairs = list(zip(step.states, step.next_states, strict=True))
+        self.variant = [state for state, after in pairs if after is not state]
+        self.kept = _stack_also(step.op, self.variant, b)
+        self.with_grads = [index for index, grad in enumerate(step.grads) if grad is not None]
+        self.values: ValueMap = {}
+
+    def build(self) -> list[Value | None]:
+        step, b = self.step, self.b
+        carried = [
+            b.zeros_like(step.op.results[index]) if grad is None else grad
+            for index, grad in ((index, step.state_grads[index]) for index in self.active)
+        ]
+        carried += [b.zeros_like(value) for value in self.captured]
+        read = [*self.kept, *step.sources, *[grad for grad in step.grads if grad is not None]]
+        block = Block([value.type for value in carried])
+        results = self._body(block)
+        directions = [1 - step.element_directions[index] for index in self.with_grads]
+        attributes = {
+            "num_scan_inputs": len(read),
+            "scan_input_axes": [0] * len(self.kept) + step.axes + [step.element_axes[k] for k in self.with_grads],
+            "scan_input_directions": [1] * len(self.kept) + [1 - d for d in step.directions] + directions,
+            "scan_output_axes": [step.axes[k] for k in self.sources] or None,
+            "scan_output_directions": [1 - step.directions[k] for k in self.sources] or None,
+        }
+        regions = {"body": Region(block)}
+        found = b.create("scan", [*carried, *read], attributes, outputs=results, regions=regions).results
+        return self._adjoints(list(found))
+
+    def _adjoints(self, found: list[Value]) -> list[Value | None]:
+        """The results of the Scan as adjoints: of states and sources to be returned, of captured values to be added."""
+        adjoints: list[Value | None] = [None] * (len(self.initial) + len(self.step.sources))
+        for index, grad in zip(self.active, found, strict=False):
+            adjoints[index] = grad
+        rest = found[len(self.active) :]
+        for value, grad in zip(self.captured, rest, strict=False):
+            self.b.add_adjoint(value, grad)
+        for k, grad in zip(self.sources, rest[len(self.captured) :], strict=True):
+            adjoints[len(self.initial) + k] = grad
+        return adjoints
+
+    def _here(self, value: Value) -> Value:
+        """What a value of the forward body is in the backward body."""
+        return self.values.get(value, value)
+
+    def _body(self, block: Block) -> int:
+        """Fill the body; how many values it returns."""
+        step = self.step
+        carried = list(block.arguments)
+        for state in (*self.variant, *step.scanned):
+            self.values[state] = block._add_argument(state.type)
+        element_grads = [block._add_argument(step.elements[index].type) for index in self.with_grads]
+        sweep = Sweep(block, self.b.symbols, self.b.sweep.findings)
+        for state, first in zip(step.states, self.initial, strict=True):
+            self.values.setdefault(state, first)  # one that goes on as it is keeps its first value
+        for argument, array in step.fixed.items():
+            self.values[argument] = sweep.builder.const(array)
+        ops = _copy_body(step.body, block, self.values)
+        sweep.active.update(self.captured)
+        sweep.active.update(self._here(step.states[index]) for index in self.active)
+        sweep.active.update(self._here(step.scanned[k]) for k in self.sources)
+        sweep.spread(ops)
+        for place, index in enumerate(self.active):
+            if step.states[index] in self.variant:
+                sweep.add(self._here(step.next_states[index]), carried[place])
+        for grad, index in zip(element_grads, self.with_grads, strict=True):
+            sweep.add(self._here(step.elements[index]), grad)
+        sweep.run(ops)
+        results = [
+            self._next_adjoint(sweep, step.states[index], carry)
+            for index, carry in zip(self.active, carried, strict=False)
+        ]
+        results += [
+            _sum(sweep.builder, carry, sweep.total(value))
+            for value, carry in zip(self.captured, carried[len(self.active) :], strict=True)
+        ]
+        results += [self._or_zeros(sweep, self._here(step.scanned[k])) for k in self.sources]
+        close_block(sweep.builder, results)
+        _erase_unused(block)
+        return len(results)
+
+    def _next_adjoint(self, sweep: Sweep, state: Value, carry: Value) -> Value:
+        """The adjoint of a state before the iteration, given that after it."""
+        here = self._here(state)
+        if state in self.variant:
+            return self._or_zeros(sweep, here)
+        # What the body captures as well has its share there.
+        return _sum(sweep.builder, carry, None if here in self.captured else sweep.total(here))
+
+    def _or_zeros(self, sweep: Sweep, value: Value) -> Value:
         grad = sweep.total(value)
-        carry = block.arguments[place]
-        results.append(inner.identity(carry) if grad is None else inner.add(carry, grad))
-    for k in sources:
-        grad = sweep.total(here(step.scanned[k]))
-        results.append(inner.zeros_like(here(step.scanned[k])) if grad is None else _own(inner, grad))
-    close_block(inner, results)
-    _erase_unused(block)
-    found = b.create(
-        "scan", [*carried, *read],
-        {
-            "num_scan_inputs": len(read), "scan_input_axes": axes, "scan_input_directions": directions,
-            "scan_output_axes": [step.axes[k] for k in sources] or None,
-            "scan_output_directions": [1 - step.directions[k] for k in sources] or None,
-        },
-        outputs=len(results), regions={"body": Region(block)},
-    ).results  # fmt: skip
-    adjoints: list[Adjoint] = [None] * (len(initial) + len(step.sources))
-    for place, index in enumerate(active):
-        adjoints[index] = found[place]
-    for value, grad in zip(wanted, found[len(active) :], strict=False):
-        b.add_adjoint(value, grad)
-    for k, grad in zip(sources, found[len(active) + len(wanted) :], strict=True):
-        adjoints[len(initial) + k] = grad
-    return adjoints
+        return sweep.builder.zeros_like(value) if grad is None else _own(sweep.builder, grad)
+
+
+def _sum(b: GradientBuilder, carry: Value, grad: Value | None) -> Value:
+    result: Value = b.identity(carry) if grad is None else b.add(carry, grad)
+    return result
 
 
 def _own(b: GradientBuilder, grad: Value) -> Value:

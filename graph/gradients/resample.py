@@ -37,7 +37,8 @@ def resize(op: Operation, grads: Sequence[Value | None], b: GradientBuilder) -> 
     given = [None if each is None else context.constant(each) for each in (roi, scales)]
     wanted = _elements(op, sizes, known, context)
     if not all(isinstance(dim, int) for dim in known) or (wanted is None and given[1] is None):
-        return [_UNKNOWN]
+        factors = _repeats(op, len(known), given[1]) if scales is not None else None
+        return [_UNKNOWN if factors is None or x is None else _sum_of_copies(b, found, x, factors)]
     if scales is not None and given[1] is None and wanted is None:
         return [_UNKNOWN]
     static = tuple(dim for dim in known if isinstance(dim, int))
@@ -52,6 +53,34 @@ def resize(op: Operation, grads: Sequence[Value | None], b: GradientBuilder) -> 
         product = b.matmul(last, b.const(weights))
         found = product if axis == rank - 1 else b.transpose(product, perm=b.inverse_permutation(perm))
     return [found]
+
+
+def _repeats(op: Operation, rank: int, scales: np.ndarray | None) -> list[int] | None:
+    """How often each element is repeated along each axis, if that is all that the operation does, at any size."""
+    if scales is None or op.attr("mode") != "nearest" or not all(float(scale).is_integer() for scale in scales):
+        return None
+    factors = [1] * rank
+    given = op.attr("axes")
+    for axis, scale in zip(range(rank) if given is None else given, scales, strict=True):
+        factors[axis] = int(scale)
+    for axis, matrix in matrices(op, (5,) * rank, None, scales, None):
+        if not np.array_equal(matrix, np.repeat(np.eye(5), factors[axis], axis=0)):
+            return None
+    return factors
+
+
+def _sum_of_copies(b: GradientBuilder, grad: Value, x: Value, factors: list[int]) -> Value:
+    """The sum over the copies of each element, which lie side by side."""
+    dims: list[Value] = []
+    copies: list[int] = []
+    for axis, factor in enumerate(factors):
+        dims.append(b.dim(x, axis))
+        if factor > 1:
+            copies.append(len(dims))
+            dims.append(b.ints([factor]))
+    apart = b.reshape(grad, b.concat(*dims, axis=0))
+    result: Value = b.reduce_sum(apart, b.ints(copies), keepdims=0) if copies else grad
+    return result
 
 
 def _elements(op: Operation, sizes: Value | None, known: list[Any], context: InferenceContext) -> np.ndarray | None:

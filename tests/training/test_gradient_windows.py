@@ -182,6 +182,13 @@ def test_batches_of_unknown_size_are_resized() -> None:
     assert tilewright.train.check_gradients(b.build(), {"x": normal(3, 2, 4, 4)}, tolerance=1e-5).passed
 
 
+def test_repeated_elements_of_unknown_size() -> None:
+    scales = np.array([1, 1, 2, 3], np.float32)
+    compare(lambda b, x: b.resize(x, None, scales), {"x": normal(1, 2, 3, 4)})
+    with pytest.raises(tilewright.TilewrightError, match="sizes that it resizes are not known"):
+        compare(lambda b, x: b.resize(x, None, scales, mode="linear"), {"x": normal(1, 2, 3, 4)}, open_dims=(True,))
+
+
 @pytest.mark.parametrize("corners", [0, 1])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
