@@ -13,8 +13,8 @@ from .base import Exactness
 _CLEANUP = (
     "inline-functions,expand-gradient,expand-legacy{only-single=true},infer-shapes,remove-identity,"
     "repeat(max=8){simplify-if,simplify-loops,unroll-loops,fold,no-ops,"
-    "merge-casts,merge-reshapes,merge-slices,merge-squeezes,simplify-shapes,simplify-arithmetic,drop-expands,cse,dce,"
-    "infer-shapes}"
+    "merge-casts,merge-reshapes,merge-slices,merge-squeezes,simplify-shapes,simplify-arithmetic,drop-expands,"
+    "drop-zero-states,cse,dce,infer-shapes}"
 )
 _LAST = "share-initializers,dce"
 # Bit-exact, too, but only worth a visit after the cleanup.

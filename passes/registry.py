@@ -21,6 +21,7 @@ BUILTIN: dict[str, str] = {
     "cut": "cut:Cut",
     "dce": "dce:DeadCode",
     "drop-expands": "drop_expands:DropExpands",
+    "drop-zero-states": "drop_zero_states:DropZeroStates",
     "drop-zero-terms": "drop_zero_terms:DropZeroTerms",
     "expand-gradient": "training.expand_gradient:ExpandGradient",
     "expand-legacy": "expand_legacy:ExpandLegacy",
