@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from tilewright.backends.model_source import Model, open_model, stored_bytes
 from tilewright.graph.clone import clone_module
 from tilewright.graph.diagnostics import DiagnosticLog, UsageError
 from tilewright.passes.bind_dims import parse_dims, parse_shapes
+from tilewright.passes.optimize import ModelSummary
 from tilewright.tools._progress import Progress
 from tilewright.tools._show import (
     Stopwatch,
@@ -181,6 +183,8 @@ def carry_out(request: Request) -> Outcome:
                 request.target,
                 with_shapes=request.with_shapes,
             )
+        # What fused operators become at the file's opset is decided in writing, so the table counts what is written.
+        report.after = ModelSummary(written_operators(written.path), report.after.weight_bytes)
         outcome = Outcome(report, (opset, report.module.opsets.get("")), (size, written.nbytes), stopwatch=stopwatch)
         if baseline is not None:
             progress.start("checking")
@@ -195,6 +199,24 @@ def carry_out(request: Request) -> Outcome:
             outcome.written = request.output
     show_diagnostics(log.diagnostics)
     return outcome
+
+
+def written_operators(path: Path) -> Counter[str]:
+    """The nodes of the file at `path` by operator, those of nested graphs and functions included, constants not."""
+    from tilewright.graph.data import MappedFile
+    from tilewright.importers.onnx.wire import read_model
+
+    proto, _ = read_model(MappedFile.open(path).view)
+    operators: Counter[str] = Counter()
+    pending = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
+    while pending:
+        node = pending.pop()
+        if node.op_type != "Constant":
+            operators[f"{node.domain}::{node.op_type}" if node.domain else node.op_type] += 1
+        for attribute in node.attribute:
+            graphs = [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
+            pending.extend(nested for graph in graphs for nested in graph.node)
+    return operators
 
 
 def rewrite(request: Request, original: Model, log: DiagnosticLog, progress: Progress) -> OptimizeReport:

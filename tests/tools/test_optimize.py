@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper
 
 import tilewright
 from tilewright import Builder, Module, f32
@@ -267,3 +268,22 @@ def test_optimize_in_python(model: Path) -> None:
     assert bound.main.output_names == ("kept",)
     shutil.copy(model, model.with_name("copy.onnx"))
     assert tilewright.parity(model.with_name("copy.onnx"), module).passed
+
+
+def test_the_table_counts_what_is_written(tmp_path: Path) -> None:
+    """HardSigmoid times x is one operator in memory, but opset 11 has no HardSwish."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy")
+    nodes = [
+        helper.make_node("HardSigmoid", ["x"], ["h"], alpha=1 / 6, beta=0.5),
+        helper.make_node("Mul", ["x", "h"], ["y"]),
+    ]
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y]), opset_imports=[helper.make_opsetid("", 11)])
+    model.ir_version = 6
+    path, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
+    onnx.save(model, path)
+    result = subprocess.run(
+        [sys.executable, "-m", "tilewright", "optimize", str(path), "-o", str(out), "--no-parity", "--json"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    written = onnx.load(out)
+    assert json.loads(result.stdout)["nodes"]["after"] == len(written.graph.node)
