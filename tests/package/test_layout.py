@@ -123,7 +123,8 @@ def test_scripts_do_not_hide_other_modules(folder: str) -> None:
 
 def test_folders_of_tests_do_not_hide_other_modules() -> None:
     """pytest names a test module after its folders, so `tests/onnx` would put itself in the place of onnx."""
-    names = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()}
+    folders = [path for path in (ROOT / "tests").iterdir() if path.is_dir()]
+    names = {path.name for path in folders if not path.name.startswith((".", "__"))}
     assert not names & set(sys.stdlib_module_names)
     assert not names & set(importlib.metadata.packages_distributions())
 
