@@ -9,10 +9,9 @@ import onnx.defs
 
 from ....graph.core import AttributeReference
 from ....graph.data import TensorData
-from ....graph.dtypes import DType
 from ....graph.onnx_schema import Schema, find_schema
 from ....graph.opdef import ParameterKind
-from ....graph.types import OptionalType, SequenceType, TensorType, Type
+from ....graph.signature import onnx_text
 from .node import CannotDowngrade, Facts, Node
 
 
@@ -75,7 +74,7 @@ def _check_input_types(schema: Schema, node: Node, opset: int, facts: Facts) -> 
             if formal.kind is ParameterKind.REQUIRED:
                 raise CannotDowngrade(f"{node.op_type} needs its input {formal.name!r} at opset {opset}")
             continue
-        text = type_text(value.type if isinstance(value, TensorData) else facts.type(value))
+        text = onnx_text(value.type if isinstance(value, TensorData) else facts.type(value))
         if text is None:
             continue
         if formal.types and text not in formal.types:
@@ -88,22 +87,6 @@ def _check_input_types(schema: Schema, node: Node, opset: int, facts: Facts) -> 
 def _check_output_types(schema: Schema, node: Node, opset: int) -> None:
     for index, found in enumerate(node.output_types):
         allowed = schema.outputs[min(index, len(schema.outputs) - 1)].types
-        text = type_text(found)
+        text = onnx_text(found)
         if text is not None and allowed and text not in allowed:
             raise CannotDowngrade(f"{node.op_type} does not give {text} at opset {opset}")
-
-
-@cache
-def _dtype_text(dtype: DType) -> str:
-    return f"tensor({onnx.TensorProto.DataType.Name(dtype.onnx_code).lower()})"
-
-
-def type_text(type: Type) -> str | None:
-    """`tensor(float)`, `seq(tensor(int64))`, `optional(...)`: a type as schemas write it; None if it is not known."""
-    if isinstance(type, TensorType):
-        return _dtype_text(type.dtype)
-    if isinstance(type, SequenceType | OptionalType):
-        inner = type_text(type.element)
-        word = "seq" if isinstance(type, SequenceType) else "optional"
-        return f"{word}({inner})" if inner else None
-    return None
