@@ -47,6 +47,7 @@ class Pass:
     `name` is how pipelines call it (kebab-case); `summary` one line for listings (default: the docstring's first).
     `level_in` is the level it takes (None: any), `level_out` the level it leaves (None: unchanged).
     `after` names passes that, where a pipeline has both, must come earlier.
+    `fuses` says that its rules make fused operators: what they did, and where they nearly did, is what `fusions` lists.
     """
 
     name: ClassVar[str] = ""
@@ -55,6 +56,7 @@ class Pass:
     level_out: ClassVar[str | None] = "onnx"
     after: ClassVar[tuple[str, ...]] = ()
     exactness: ClassVar[Exactness] = "bit-exact"
+    fuses: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

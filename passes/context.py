@@ -24,6 +24,18 @@ if TYPE_CHECKING:
 RECENT_APPLICATIONS = 8
 
 
+class Fusion(NamedTuple):
+    """One rewrite by a pass that fuses: the rule, what it does in a line, and the place of the operation at its end."""
+
+    pass_name: str
+    rule: str
+    summary: str
+    location: Location
+
+    def to_dict(self) -> dict[str, str]:
+        return {"pass": self.pass_name, "rule": self.rule, "summary": self.summary, "location": str(self.location)}
+
+
 class OperationFacts(NamedTuple):
     """What a record keeps of an operation that may be gone: its name, result types and where it came from."""
 
@@ -63,6 +75,7 @@ class PassContext:
     `max_applications` stops rewriting after that many rule applications (for bisection).
     `original` is a copy of the module as it was, for reproducers (None: the manager makes one).
     `may_grow` lets passes make a model larger in order to have fewer operations; without it they do not.
+    `fusions` lists the rewrites of passes that fuse, see `fusions`.
     `debug` makes rules that lie about changing something an error; it also follows TILEWRIGHT_DEBUG=1.
     """
 
@@ -77,6 +90,8 @@ class PassContext:
     max_applications: int | None = None
     applications: int = 0
     current_pass: str = ""
+    fuses: bool = False  # what the current pass says of itself
+    fusions: list[Fusion] = field(default_factory=list)
     statistics: dict[str, Counter[str]] = field(default_factory=dict)
     rules_fired: Counter[str] = field(default_factory=Counter)
     recent: deque[tuple[str, Location]] = field(default_factory=lambda: deque(maxlen=RECENT_APPLICATIONS))
@@ -118,6 +133,8 @@ class PassContext:
         self.applications += 1
         self.rules_fired[rule] += 1
         self.recent.append((rule, location))
+        if self.fuses:
+            self.fusions.append(Fusion(self.current_pass, rule, reason, location))
         if self.trace is not None:
             removed, added, modified = recorder.facts()
             self.trace.application(

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NearMiss:
-    """The best partial match at one root. `applies`: the rule does match here, and `reason` is empty."""
+    """The best partial match at one root. `applies`: the rule does match here, and `reason` is empty.
+
+    `is_form`: what failed is that the pattern has another operation there, or an operand more or less.
+    """
 
     rule: str
     root: Operation
@@ -34,6 +37,7 @@ class NearMiss:
     progress: int
     reason: str
     culprits: tuple[Value | Operation, ...] = ()
+    is_form: bool = False
 
     @property
     def applies(self) -> bool:
@@ -66,7 +70,9 @@ def explain(module: Module, rule: RuleLike) -> list[NearMiss]:
         if match is not None:
             found.append(NearMiss(compiled.rule.name, op, match.ops, log.progress, ""))
         else:
-            found.append(NearMiss(compiled.rule.name, op, log.ops, log.progress, log.reason, log.culprits))
+            found.append(
+                NearMiss(compiled.rule.name, op, log.ops, log.progress, log.reason, log.culprits, log.is_form)
+            )
     return sorted(found, key=lambda miss: (not miss.applies, -miss.progress))
 
 

@@ -235,6 +235,7 @@ class FuseAttention(RulePass):
 
     name = "fuse-attention"
     exactness = "reassociates"
+    fuses = True
     rules = (FusedAttention, AttentionOperands)
 
     def run(self, module: Module, context: PassContext) -> bool:

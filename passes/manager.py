@@ -63,7 +63,7 @@ class PassManager:
         self.verify_each = verify_each
         self.instruments = list(instruments)
         self.reproducers = reproducers
-        _check_order(list(_flatten(self.steps)))
+        _check_order(self.passes)
 
     @classmethod
     def parse(
@@ -80,6 +80,11 @@ class PassManager:
 
     def __str__(self) -> str:
         return ",".join(map(str, self.steps))
+
+    @property
+    def passes(self) -> list[Pass]:
+        """All passes in order, those of repeats once."""
+        return list(_flatten(self.steps))
 
     def run(self, module: Module, context: PassContext | None = None) -> PipelineReport:
         """Rewrite `module` in place.
@@ -162,7 +167,7 @@ class _Run:
         if not is_allowed(step.exactness, context.exactness) or self.nothing_to_do.get(step) == self.revision:
             return False
         self._check_level(step)
-        context.current_pass = step.name
+        context.current_pass, context.fuses = step.name, step.fuses
         context.rules_fired = Counter()
         statistics = context.statistics[step.name] = Counter()
         before = self.operations

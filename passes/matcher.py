@@ -25,17 +25,28 @@ Goals: TypeAlias = "tuple[pt.PatternValue, Value | None, Goals] | None"
 
 
 class FailureLog:
-    """Keeps the failure that came after the most matched operations."""
+    """Keeps the failure that came after the most matched operations.
+
+    `is_form`: it is that the pattern has another operation there, or an operand more or less.
+    """
 
     def __init__(self) -> None:
         self.progress = -1
+        self.is_form = False
         self.ops: tuple[Operation, ...] = ()
         self.reason = ""
         self.culprits: tuple[Value | Operation, ...] = ()
 
-    def note(self, ops: tuple[Operation, ...], progress: int, reason: str, *culprits: Value | Operation | None) -> None:
+    def note(
+        self,
+        ops: tuple[Operation, ...],
+        progress: int,
+        reason: str,
+        *culprits: Value | Operation | None,
+        is_form: bool = False,
+    ) -> None:
         if progress > self.progress:
-            self.progress, self.ops, self.reason = progress, ops, reason
+            self.progress, self.ops, self.reason, self.is_form = progress, ops, reason, is_form
             self.culprits = tuple(culprit for culprit in culprits if culprit is not None)
 
 
@@ -174,7 +185,7 @@ class Matcher:
                 assert isinstance(pattern, pt.AlsoRoot)
                 return self._solve_further_root(pattern.op, goals)
             elif value is not None:
-                return self._fail("this operand must be left out", value)
+                return self._fail("this operand must be left out", value, is_form=True)
         return self._accept()
 
     def _first_of(self, choices: Iterable[Goals]) -> bool:
@@ -188,7 +199,7 @@ class Matcher:
     def _solve_op(self, pattern: pt.OpPattern, op: Operation, goals: Goals) -> bool:
         """Match `op` itself, then its operands (in both orders if that may matter), then `goals`."""
         if op.definition not in pattern.definitions:
-            return self._fail(f"expected {' or '.join(pattern.names)}, found {op.name}", op)
+            return self._fail(f"expected {' or '.join(pattern.names)}, found {op.name}", op, is_form=True)
         if pattern.outputs is not None and len(op.results) != pattern.outputs:
             return self._fail(f"{op.name} has {len(op.results)} results, not {pattern.outputs}", op)
         if not self._attributes(pattern, op):
@@ -204,7 +215,7 @@ class Matcher:
         if len(operands) < len(wanted):
             operands += (None,) * (len(wanted) - len(operands))
         elif any(extra is not None for extra in operands[len(wanted) :]):
-            return self._fail(f"{op.name} has an operand {len(wanted)}, the pattern has none", op)
+            return self._fail(f"{op.name} has an operand {len(wanted)}, the pattern has none", op, is_form=True)
         self._bind(pattern, op)
         pairs = list(zip(wanted, operands, strict=False))
         if pattern.commutative and len(wanted) >= 2 and operands[0] is not operands[1]:
@@ -247,7 +258,7 @@ class Matcher:
         if not isinstance(op, Operation) or op.definition not in pattern.op.definitions:
             if self.log is not None:
                 found = "nothing" if value is None else op.name if isinstance(op, Operation) else "an argument"
-                self._fail(f"expected {' or '.join(pattern.op.names)}, found {found}", value)
+                self._fail(f"expected {' or '.join(pattern.op.names)}, found {found}", value, is_form=True)
             return None
         assert value is not None
         if value.index != pattern.index:
@@ -265,7 +276,7 @@ class Matcher:
     def _bind_value(self, pattern: pt.PatternValue, value: Value | None) -> bool:
         assert isinstance(pattern, pt.AnyValue)
         if value is None:
-            return self._fail(f"the operand {pattern.name or ''} is left out")
+            return self._fail(f"the operand {pattern.name or ''} is left out", is_form=True)
         if pattern.name is None or self._bind(pattern.name, value):
             return True
         return self._fail(f"{pattern.name!r} stands for another value already", value)
@@ -359,10 +370,10 @@ class Matcher:
         while len(self.trail) > mark:
             del self.bound[self.trail.pop()]
 
-    def _fail(self, reason: str, *culprits: Value | Operation | None) -> bool:
+    def _fail(self, reason: str, *culprits: Value | Operation | None, is_form: bool = False) -> bool:
         if self.log is not None:
             ops = self._ops()
-            self.log.note(ops, len(ops), reason, *culprits)
+            self.log.note(ops, len(ops), reason, *culprits, is_form=is_form)
         return False
 
 

@@ -78,4 +78,5 @@ class MatMulToGemm(RulePass):
 
     name = "matmul-to-gemm"
     exactness = "reassociates"
+    fuses = True
     rules = (MatMulAddToGemm, GemmAdd)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..graph.data import TensorData
 from ..graph.diagnostics import UsageError
-from .context import PassContext
+from .context import Fusion, PassContext
 from .manager import PassManager
 from .pipelines import EXACTNESS, PRESETS
 
 if TYPE_CHECKING:
     from ..graph.diagnostics import Diagnostic
     from ..graph.module import Module
+    from .fusions import MissedFusion
     from .instruments import Instrument
     from .report import PipelineReport
 
@@ -56,6 +57,7 @@ class OptimizeReport:
     pipeline: PipelineReport
     before: ModelSummary
     after: ModelSummary
+    fusions: list[Fusion] = field(default_factory=list)  # the rewrites of passes that fuse, in order
 
     @property
     def changed(self) -> bool:
@@ -68,6 +70,12 @@ class OptimizeReport:
     @property
     def warnings(self) -> list[Diagnostic]:
         return [d for d in self.pipeline.diagnostics if d.severity == "warning"]
+
+    def near_misses(self) -> list[MissedFusion]:
+        """Where the module, as it is now, nearly has another fused operator, and the check that failed."""
+        from .fusions import near_misses
+
+        return near_misses(self.module, PassManager.parse(self.pipeline.pipeline).passes)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -154,7 +162,7 @@ def optimize(
         # Operations are held in their newest form whatever this says; passes may ask what can be written.
         module.opsets[""] = opset
     report = manager.run(module, context)
-    return OptimizeReport(module, level if passes is None else None, report, before, summarize(module))
+    return OptimizeReport(module, level if passes is None else None, report, before, summarize(module), context.fusions)
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:

@@ -123,4 +123,5 @@ class RecomposeClip(RulePass):
 
     name = "recompose-clip"
     exactness = "reassociates"
+    fuses = True
     rules = (TwoBounds,)

@@ -96,4 +96,5 @@ class RecomposeDepthToSpace(RulePass):
     """Recompose DepthToSpace and SpaceToDepth."""
 
     name = "recompose-depth-to-space"
+    fuses = True
     rules = (MoveBlocks,)

@@ -133,6 +133,7 @@ class RecomposeGelu(RulePass):
 
     name = "recompose-gelu"
     exactness = "reassociates"
+    fuses = True
     rules = (GeluByErf, GeluByTanh, GeluBySigmoid)
 
 

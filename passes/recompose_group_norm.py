@@ -169,4 +169,5 @@ class RecomposeGroupNorm(RulePass):
     name = "recompose-group-norm"
     after = ("recompose-layer-norm",)
     exactness = "reassociates"
+    fuses = True
     rules = (Group, InstanceScale, InstanceBias)

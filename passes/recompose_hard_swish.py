@@ -152,4 +152,5 @@ class RecomposeHardSwish(RulePass):
     name = "recompose-hard-swish"
     after = ("recompose-clip",)
     exactness = "reassociates"
+    fuses = True
     rules = (HardSwish, HardSigmoid)

@@ -263,4 +263,5 @@ class RecomposeLayerNorm(RulePass):
 
     name = "recompose-layer-norm"
     exactness = "reassociates"
+    fuses = True
     rules = (Standardize, ShiftedByMean, DivideByRootMeanSquare, NormalizeInF32, NormalizeScale, NormalizeBias)

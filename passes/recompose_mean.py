@@ -78,4 +78,5 @@ class RecomposeMean(RulePass):
 
     name = "recompose-mean"
     exactness = "reassociates"
+    fuses = True
     rules = (DropReducedDims,)

@@ -49,4 +49,5 @@ class RecomposeMish(RulePass):
 
     name = "recompose-mish"
     exactness = "reassociates"
+    fuses = True
     rules = (Mish,)

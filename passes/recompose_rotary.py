@@ -271,4 +271,5 @@ class RecomposeRotary(RulePass):
 
     name = "recompose-rotary"
     exactness = "reassociates"
+    fuses = True
     rules = (RotateHalves, RotateSplitHalves, RotateNeighbours, RotateSplitNeighbours, RotateFirstPart)

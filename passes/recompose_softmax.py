@@ -148,4 +148,5 @@ class RecomposeSoftmax(RulePass):
 
     name = "recompose-softmax"
     exactness = "reassociates"
+    fuses = True
     rules = (Softmax, LogSoftmax, LogSoftmaxByLogSumExp, SoftmaxOfShifted, LogOfSoftmax)

@@ -115,4 +115,5 @@ class RecomposeSwish(RulePass):
     name = "recompose-swish"
     after = ("recompose-gelu",)
     exactness = "reassociates"
+    fuses = True
     rules = (Sigmoid, Swish, SwiGLU)

@@ -20,6 +20,7 @@ from tilewright.graph.diagnostics import DiagnosticLog, UsageError
 from tilewright.passes.bind_dims import parse_dims, parse_shapes
 from tilewright.passes.optimize import ModelSummary
 from tilewright.tools._progress import Progress
+from tilewright.tools._remarks import remarks_of, show_remarks
 from tilewright.tools._show import (
     Stopwatch,
     change_text,
@@ -47,6 +48,8 @@ class Request:
     passes: str | None
     opset: int | None
     target: str
+    keep_fused: bool
+    remarks: bool
     dims: dict[str, int]
     shapes: dict[str, tuple[int, ...]]
     inputs: list[str]
@@ -133,6 +136,8 @@ def check_request(**options: Any) -> Request:
         passes=passes,
         opset=options["opset"],
         target=options["target"],
+        keep_fused=options["keep_fused"],
+        remarks=options["remarks"],
         dims=dims,
         shapes=shapes,
         inputs=_names(options["inputs"]),
@@ -181,8 +186,11 @@ def carry_out(request: Request) -> Outcome:
                 scratch / request.output.name,
                 request.opset,
                 request.target,
-                with_shapes=request.with_shapes,
+                request.keep_fused,
+                request.with_shapes,
+                log=log,
             )
+            report.pipeline.diagnostics = log.diagnostics[:]
         # What fused operators become at the file's opset is decided in writing, so the table counts what is written.
         report.after = ModelSummary(written_operators(written.path), report.after.weight_bytes)
         outcome = Outcome(report, (opset, report.module.opsets.get("")), (size, written.nbytes), stopwatch=stopwatch)
@@ -346,6 +354,7 @@ def as_dict(request: Request, outcome: Outcome) -> dict[str, Any]:
         "parity": outcome.parity.to_dict() if outcome.parity is not None else None,
         "culprit": str(outcome.culprit) if outcome.culprit is not None else None,
         "seconds_by_step": outcome.stopwatch.seconds,
+        **({"remarks": remarks_of(outcome.report).to_dict()} if request.remarks else {}),
     }
 
 
@@ -360,6 +369,11 @@ def show(request: Request, outcome: Outcome) -> None:
         show_parity(outcome.parity)
     if outcome.culprit is not None:
         out.print(f"culprit  {outcome.culprit}", style="red")
+    remarks = remarks_of(outcome.report)
+    if request.remarks:
+        show_remarks(remarks)
+    for missed in remarks.attention:
+        out.print(f"note     {missed.message}, at {missed.location}")
     steps = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in outcome.stopwatch.seconds.items())
     out.print(f"time     {steps}")
     if outcome.written is not None:

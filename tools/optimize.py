@@ -17,6 +17,8 @@ import click
     "--target", type=click.Choice(["onnx", "onnxruntime"]), default="onnx", show_default=True,
     help="Who is to read the result; `onnxruntime` allows com.microsoft operators.",
 )  # fmt: skip
+@click.option("--keep-fused", is_flag=True, help="Write fused operators as they are wherever the opset has them.")
+@click.option("--remarks", is_flag=True, help="List fusions made, near misses, and what was written as its parts.")
 @click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Give a symbolic dim a size: batch=1.")
 @click.option(
     "--input-shape", "shapes", multiple=True, metavar="INPUT:DIMS", help="Fix an input's shape: x:1,3,320,320."
@@ -53,6 +55,9 @@ def optimize(**options: Any) -> None:
     -O1  only rewrites whose results are the same to the last bit
     -O2  also reassociates arithmetic, such as BatchNormalization into Conv, and recombines decomposed operators
     -O3  also rewrites with a stated error, and ones that cost more time
+
+    Fused operators that ONNX Runtime cannot run, or runs slower than their parts, are written as their parts unless
+    --keep-fused says otherwise. Attention that is nearly, but not quite, what the operator can say is always reported.
 
     Original and result run in ONNX Runtime, its optimizations off, on made-up inputs and on those of --input. If
     they disagree nothing is written and the exit code is 1.

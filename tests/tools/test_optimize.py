@@ -287,3 +287,56 @@ def test_the_table_counts_what_is_written(tmp_path: Path) -> None:
     )  # fmt: skip
     written = onnx.load(out)
     assert json.loads(result.stdout)["nodes"]["after"] == len(written.graph.node)
+
+
+def attention_model(path: Path, axis: int = -1, opset: int = 18) -> Path:
+    """Attention, written out; over the queries instead of the keys where `axis` says so. And a Gelu."""
+    b = Builder(opset=opset)
+    q, k, v = (b.input(name, f32[1, 2, 4, 4]) for name in "qkv")
+    scores = b.mul(b.matmul(q, b.transpose(k, perm=[0, 1, 3, 2])), np.float32(0.5))
+    x = b.matmul(b.softmax(scores, axis=axis), v)
+    gate = b.add(b.erf(b.div(x, np.float32(2**0.5))), np.float32(1.0))
+    b.output(b.mul(b.mul(x, gate), np.float32(0.5)), "y")
+    tilewright.save(b.build(), path)
+    return path
+
+
+def test_remarks_list_fusions(command: Callable[..., Any], tmp_path: Path) -> None:
+    done = command("optimize", attention_model(tmp_path / "a.onnx"), "--remarks")
+    assert done.code == 0, done.err
+    assert "fused: 2" in done.out
+    assert "recompose-gelu-erf" in done.out
+    assert "near misses" not in done.out
+
+
+def test_a_near_miss_of_attention_is_reported_in_one_line_unasked(command: Callable[..., Any], tmp_path: Path) -> None:
+    done = command("optimize", attention_model(tmp_path / "a.onnx", axis=-2))
+    assert done.code == 0, done.err
+    (line,) = [line for line in done.out.splitlines() if "attention is not fused" in line]
+    assert "the softmax runs over axis -2, not over the keys" in line
+    assert "#" in line
+    assert "recompose-gelu-erf" not in done.out
+
+
+def test_remarks_as_json(command: Callable[..., Any], tmp_path: Path) -> None:
+    path = attention_model(tmp_path / "a.onnx", axis=-2)
+    remarks = json.loads(command("optimize", path, "--remarks", "--json").out)["remarks"]
+    assert [fusion["rule"] for fusion in remarks["fusions"]] == ["recompose-gelu-erf"]
+    (missed,) = [miss for miss in remarks["near_misses"] if miss["rule"] == "attention"]
+    assert missed["reason"] == "the softmax runs over axis -2, not over the keys"
+    assert "#" in missed["location"]
+    assert "remarks" not in json.loads(command("optimize", path, "--json").out)
+
+
+def test_fused_operators_are_kept_on_demand(command: Callable[..., Any], tmp_path: Path) -> None:
+    b = Builder(opset=24)
+    x = b.input("x", f32["n", 8])
+    b.output(b.mul(x, b.sigmoid(x)), "y")
+    path, out = tmp_path / "swish.onnx", tmp_path / "out.onnx"
+    tilewright.save(b.build(), path)
+    done = command("optimize", path, "-o", out, "--remarks")
+    assert operators(out) == ["Sigmoid", "Mul"]
+    assert "Swish is written as its parts: ONNX Runtime has no kernel of it" in " ".join(done.out.split())
+    done = command("optimize", path, "-o", out, "--keep-fused")
+    assert done.code == 0, done.err
+    assert operators(out) == ["Swish"]
