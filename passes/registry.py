@@ -17,6 +17,7 @@ BUILTIN: dict[str, str] = {
     "bind-dims": "bind_dims:BindDims",
     "cancel-transposes": "cancel_transposes:CancelTransposes",
     "collapse-batch": "collapse_batch:CollapseBatch",
+    "conv-to-gemm": "conv_to_gemm:ConvToGemm",
     "cse": "cse:CommonSubexpressions",
     "cut": "cut:Cut",
     "dce": "dce:DeadCode",
