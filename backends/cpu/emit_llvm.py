@@ -146,12 +146,13 @@ class FunctionEmitter:
         for index, argument in enumerate(function.inputs):
             self.names[argument] = f"%a{index}"
         parameters = ", ".join(f"{llvm_type(argument.type)} {self.names[argument]}" for argument in function.inputs)
-        self.block(function.block)
-        if function.outputs:
-            raise UsageError("cpu/function", f"@{function.key} returns values; a compiled function writes to buffers")
+        returned = self.block(function.block)
         is_main = function is self.emitter.module.main
-        head = f"define {'' if is_main else 'internal '}void @{function.key.name}({parameters})"
-        body = "\n".join([*self.allocations, *self.lines, "  ret void"])
+        if len(returned) > 1 - is_main:
+            raise UsageError("cpu/function", f"@{function.key} returns {len(returned)} values: main none, others one")
+        result = llvm_type(function.block.returned[0].type) if returned else "void"
+        head = f"define {'' if is_main else 'internal '}{result} @{function.key.name}({parameters})"
+        body = "\n".join([*self.allocations, *self.lines, f"  ret {' '.join([result, *returned])}"])
         return f"{head} #{0 if is_main else 1} {{\nentry:\n{body}\n}}\n"
 
     # ---- helpers -------------------------------------------------------------------------------------------------

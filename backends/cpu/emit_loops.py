@@ -54,9 +54,13 @@ def _if(e: FunctionEmitter, op: Operation, operands: list[str]) -> list[str]:
 
 
 @emits("loop.call")
-def _call(e: FunctionEmitter, op: Operation, operands: list[str]) -> None:
+def _call(e: FunctionEmitter, op: Operation, operands: list[str]) -> str | None:
     arguments = [f"{llvm_type(value.type)} {name}" for value, name in zip(op.operand_values, operands, strict=True)]
-    e.do(f"call void @{op.attributes['callee']}({', '.join(arguments)})")
+    call = f"@{op.attributes['callee']}({', '.join(arguments)})"
+    if op.results:
+        return e.emit(f"call {llvm_type(op.result.type)} {call}")
+    e.do(f"call void {call}")
+    return None
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

@@ -14,8 +14,6 @@ from ...graph.diagnostics import ExecutionError
 from ...graph.types import TensorType
 from .kernels.elementwise import broadcast_strides, collapse
 from .kernels.gemm import (
-    Epilogue,
-    EpilogueOperand,
     Gemm,
     Tiling,
     arguments_of,
@@ -25,6 +23,7 @@ from .kernels.gemm import (
     work_units,
 )
 from .kernels.pack import packed_panels
+from .kernels.tile import Epilogue, EpilogueOperand
 from .lower import Group, data_of, dtype_of
 from .segment import Argument, Buffer, Call, Shape, buffer_of, shape_of
 

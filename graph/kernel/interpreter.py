@@ -78,6 +78,8 @@ class _Interpreter:
 def _argument(value: Value, given: Any) -> Any:
     if isinstance(value.type, types.ScalarType):
         return np.asarray(given).astype(value.type.dtype.numpy)[()]
+    if isinstance(value.type, types.VectorType):
+        return given
     assert isinstance(value.type, types.BufferType)
     if not isinstance(given, np.ndarray) or given.ndim != 1 or given.dtype != value.type.dtype.numpy:
         raise ExecutionError("loop/arguments", f"%{value.name} takes a flat array of {value.type.dtype}")

@@ -269,10 +269,11 @@ class LoopBuilder:
         self.block = outer
         return self._create("loop.if", [condition], regions=regions).results
 
-    def call(self, callee: str, *arguments: Operand) -> None:
-        """Call an included function, which returns nothing."""
+    def call(self, callee: str, *arguments: Operand, results: Sequence[Type] = ()) -> tuple[Value, ...]:
+        """Call an included function, which returns values of the types `results`."""
         values = [self.index(argument) for argument in arguments]
-        self._create("loop.call", values, callee=callee)
+        op = Operation(_definition("loop.call"), values, {"callee": callee}, results, location=self.location)
+        return self._insert(op).results
 
     # ---- creating ------------------------------------------------------------------------------------------------
 

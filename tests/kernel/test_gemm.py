@@ -11,8 +11,6 @@ import pytest
 from loop_running import WIDTHS, run_both, run_compiled
 
 from tilewright.backends.cpu.kernels.gemm import (
-    Epilogue,
-    EpilogueOperand,
     Gemm,
     Tiling,
     arguments_of,
@@ -22,6 +20,7 @@ from tilewright.backends.cpu.kernels.gemm import (
     work_units,
 )
 from tilewright.backends.cpu.kernels.pack import packed_panels
+from tilewright.backends.cpu.kernels.tile import Epilogue, EpilogueOperand
 from tilewright.backends.cpu.machine import machine_of_width
 from tilewright.graph.dtypes import DType, f32, f64
 from tilewright.graph.kernel.interpreter import run_loops

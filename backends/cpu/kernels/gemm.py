@@ -18,42 +18,16 @@ of 2. Strides and sizes are numbers where they are known, and arguments of the k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from ....graph import types
 from ....graph.core import Value
 from ....graph.dtypes import DType, bool_, i64
 from ....graph.kernel.loop_builder import LoopBuilder, Operand
-from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Function, Module
 from ..machine import Machine
 from .pack import pack_strip, strip_size
-
-# A size or stride: a number, or None for one that the kernel is told when it runs.
-Size: TypeAlias = "int | None"
-
-
-@dataclass(frozen=True)
-class EpilogueOperand:
-    """Something that `f` reads beside the sum: at row i and column j, `buffer[i * row + j * column]` of its batch.
-
-    A stride is a number or None (an argument of the kernel). `column` is 0 or 1.
-    """
-
-    name: str
-    dtype: DType
-    row: Size
-    column: int
-
-
-@dataclass(frozen=True)
-class Epilogue:
-    """What is done to each sum before it is stored. `body(b, sum, operands)` builds it for a vector of numbers."""
-
-    operands: tuple[EpilogueOperand, ...] = ()
-    body: Callable[[LoopBuilder, Value, Sequence[Value]], Value] | None = None
+from .tile import Epilogue, EpilogueOperand, Given, Size, Target, Tile, epilogue_body
 
 
 @dataclass(frozen=True)
@@ -178,6 +152,7 @@ class _GemmBuilder:
             else:
                 arguments[argument] = types.buffer(gemm.dtype) if argument in buffers else types.scalar(i64)
         self.b = LoopBuilder(name, **arguments)
+        self.body = epilogue_body(self.b, "epilogue", gemm.epilogue, tiling.lanes, gemm.dtype)
 
     def size(self, name: str) -> Operand:
         known = getattr(self.gemm, name)
@@ -255,28 +230,37 @@ class _GemmBuilder:
                 source = b.view(self.a_scratch, b.mul(tile, size))
             else:
                 source = b.view(place.a, b.add(b.mul(first, self.size("a_row")), b.mul(start, self.size("a_k"))))
-            self.tile(source, strip, target, rows, columns, depth, b.lt(0, start))
-            if gemm.epilogue.body is not None:
-                with b.when(b.le(k, b.add(start, tiling.depth))):
-                    self.finish(place, b.add(place.first, first), rows, column, columns, target)
+            tile_place = _TilePlace(place, b.add(place.first, first), rows, column, columns)
+            self.tile(tile_place, source, strip, target, start, depth)
 
-    def tile(
-        self, a: Value, strip: Value, c: Value, rows: Operand, columns: Operand, depth: Operand, more: Operand
-    ) -> None:
-        """Call the function for tiles of `rows`, found by halving."""
+    def tile(self, place: _TilePlace, a: Value, strip: Value, c: Value, start: Operand, depth: Operand) -> None:
+        """Call the function for tiles of `place.rows`, found by halving."""
         heights = self.heights()
-        b = self.b
-        strides = [b[name] for name in ("a_row", "a_k", "c_row") if self.is_passed(name)]
+        b, k = self.b, self.size("k")
+        given: list[Operand] = [a, strip, c, depth, place.columns]
+        if self.is_split():
+            flags = b.lt(0, start), b.le(k, b.add(start, self.tiling.depth))
+            given += [b.value(flag, types.scalar(bool_)) for flag in flags]
+        given += [b[name] for name in ("a_row", "a_k", "c_row") if self.is_passed(name)]
+        for operand in self.gemm.epilogue.operands:
+            stride: Operand = b[f"{operand.name}_row"] if operand.row is None else operand.row
+            offset: Operand = b.add(b.mul(place.row, stride), b.mul(place.column, operand.column))
+            if self.gemm.batched:
+                offset = b.add(offset, b.mul(place.block.batch, b[f"{operand.name}_batch"]))
+            given += [b.view(b[operand.name], offset), *([stride] if operand.row is None else [])]
 
         def choose(low: int, high: int) -> None:
             if high - low == 1:
-                callee = self.micro(heights[low])
-                b.call(callee, a, strip, c, depth, columns, b.value(more, types.scalar(bool_)), *strides)
+                b.call(self.micro(heights[low]), *given)
                 return
             middle = (low + high) // 2
-            b.branch(b.lt(rows, heights[middle]), lambda: choose(low, middle), lambda: choose(middle, high))
+            b.branch(b.lt(place.rows, heights[middle]), lambda: choose(low, middle), lambda: choose(middle, high))
 
         choose(0, len(heights))
+
+    def is_split(self) -> bool:
+        """Whether k may be summed up in several blocks, so that C holds sums that are not finished."""
+        return self.gemm.k is None or self.gemm.k > self.tiling.depth
 
     def is_passed(self, name: str) -> bool:
         return getattr(self.gemm, name) is None and not (self.gemm.pack_a and name != "c_row")
@@ -302,86 +286,32 @@ class _GemmBuilder:
 
     def micro_kernel(self, name: str, rows: int) -> Function:
         gemm, tiling = self.gemm, self.tiling
-        index, buffer = types.scalar(i64), types.buffer(gemm.dtype)
-        strides = {stride: index for stride in ("a_row", "a_k", "c_row") if self.is_passed(stride)}
-        b = LoopBuilder(
-            name, a=buffer, b=buffer, c=buffer, depth=index, columns=index, more=types.scalar(bool_), **strides
-        )
-
-        def stride(which: str) -> Operand:
-            return b[which] if which in strides else getattr(gemm, which)
-
-        a_row, a_k = (1, tiling.rows) if gemm.pack_a else (stride("a_row"), stride("a_k"))
-        zero = b.constant(0, types.vector(gemm.dtype, tiling.lanes))
-        with b.loop(0, b["depth"], 1, [zero] * (rows * tiling.vectors)) as sums:
-            k = sums.index
-            right = [
-                b.load(b["b"], b.add(b.mul(k, tiling.columns), v * tiling.lanes), tiling.lanes)
-                for v in range(tiling.vectors)
-            ]
-            step = b.mul(k, a_k)
-            following = []
-            for row in range(rows):
-                left = b.broadcast(b.load(b["a"], b.add(step, b.mul(row, a_row))), tiling.lanes)
-                for v in range(tiling.vectors):
-                    following.append(b.fma(left, right[v], sums[row * tiling.vectors + v]))
-            sums.yields(following)
-        self.store_tile(b, sums.results, rows, stride("c_row"))
-        return b.finish()
-
-    def store_tile(self, b: LoopBuilder, sums: Sequence[Value], rows: int, c_row: Operand) -> None:
-        """Put the sums into C, added to what earlier blocks of k left there."""
-        tiling = self.tiling
-
-        def put(masks: Sequence[Value | None], more: bool) -> None:
-            for row in range(rows):
-                for v, mask in enumerate(masks):
-                    place = b.add(b.mul(row, c_row), v * tiling.lanes)
-                    total = sums[row * tiling.vectors + v]
-                    if more:
-                        total = b.add(total, b.load(b["c"], place, tiling.lanes, mask))
-                    b.store(total, b["c"], place, mask)
-
-        def first_or_more(masks: Sequence[Value | None]) -> None:
-            if self.gemm.k is not None and self.gemm.k <= tiling.depth:
-                put(masks, False)
-            else:
-                b.branch(b["more"], lambda: put(masks, True), lambda: put(masks, False))
-
-        def partial() -> None:
-            first_or_more([
-                b.tail_mask(b.index(b.sub(b["columns"], v * tiling.lanes)), tiling.lanes) for v in range(tiling.vectors)
-            ])  # fmt: skip
-
-        whole = b.le(tiling.columns, b["columns"])
-        b.branch(whole, lambda: first_or_more([None] * tiling.vectors), partial)
-
-    def finish(self, place: _Place, row: Operand, rows: Operand, column: Operand, columns: Operand, c: Value) -> None:
-        """Apply the epilogue to a finished tile, which is still in the first-level cache."""
-        b, gemm, tiling = self.b, self.gemm, self.tiling
-        body = gemm.epilogue.body
-        assert body is not None
-        views: list[tuple[EpilogueOperand, Value, Operand]] = []
+        index, buffer, flag = types.scalar(i64), types.buffer(gemm.dtype), types.scalar(bool_)
+        arguments: dict[str, types.Type] = {"a": buffer, "b": buffer, "c": buffer, "depth": index, "columns": index}
+        arguments |= {"more": flag, "last": flag} if self.is_split() else {}
+        arguments |= {stride: index for stride in ("a_row", "a_k", "c_row") if self.is_passed(stride)}
         for operand in gemm.epilogue.operands:
-            stride: Operand = b[f"{operand.name}_row"] if operand.row is None else operand.row
-            offset: Operand = b.add(b.mul(row, stride), b.mul(column, operand.column))
-            if gemm.batched:
-                offset = b.add(offset, b.mul(place.batch, b[f"{operand.name}_batch"]))
-            views.append((operand, b.view(b[operand.name], offset), stride))
-        for v in range(tiling.vectors):
-            start = v * tiling.lanes
-            mask = b.tail_mask(b.index(b.sub(columns, start)), tiling.lanes)
-            with b.loop(0, rows) as i:
-                at = b.add(b.mul(i, self.size("c_row")), start)
-                given = []
-                for operand, view, stride in views:
-                    spot = b.add(b.mul(i, stride), start * operand.column)
-                    if operand.column:
-                        loaded = b.load(view, spot, tiling.lanes, mask)
-                    else:
-                        loaded = b.broadcast(b.load(view, spot), tiling.lanes)
-                    given.append(b.cast(loaded, computed_in(operand.dtype)))
-                b.store(body(b, b.load(c, at, tiling.lanes, mask), given), c, at, mask)
+            arguments[operand.name] = types.buffer(operand.dtype)
+            arguments |= {f"{operand.name}_row": index} if operand.row is None else {}
+        b = LoopBuilder(name, **arguments)
+
+        def size(which: str, known: Size) -> Operand:
+            return b[which] if which in arguments else known  # type: ignore[return-value]
+
+        def places(stride: Operand) -> list[Operand]:
+            return [b.mul(row, stride) for row in range(rows)]
+
+        a_row, a_k = (1, tiling.rows) if gemm.pack_a else (size("a_row", gemm.a_row), size("a_k", gemm.a_k))
+        tile = Tile(rows, tiling.vectors, tiling.lanes, gemm.dtype)
+        sums = tile.accumulate(b, tile.zeros(b), b["depth"], b["a"], places(a_row), a_k, b["b"])
+        given = []
+        for operand in gemm.epilogue.operands:
+            stride = size(f"{operand.name}_row", operand.row)
+            given.append(Given(b[operand.name], [0] if stride == 0 else places(stride), operand.column))
+        target = Target(b["c"], places(size("c_row", gemm.c_row)), b["columns"])
+        more, last = (b["more"], b["last"]) if self.is_split() else (False, True)
+        tile.finish(b, sums, target, more, last, self.body, given)
+        return b.finish()
 
 
 @dataclass(frozen=True)
@@ -395,3 +325,14 @@ class _Place:
     a: Value
     b: Value
     c: Value
+
+
+@dataclass(frozen=True)
+class _TilePlace:
+    """A tile: its block, its first row and column in C, and how many it has of them."""
+
+    block: _Place
+    row: Operand
+    rows: Operand
+    column: Operand
+    columns: Operand

@@ -1,0 +1,281 @@
+"""The register tile that products and convolutions share: rows x vectors of sums, and what happens to them at the end.
+
+A kernel writes one function for each height a tile can have, and in it
+
+    sums = tile.zeros(b)
+    ... any loops, carrying `sums`:
+        sums = tile.accumulate(b, sums, depth, a, places, 1, strip)
+    tile.finish(b, sums, Target(c, places, columns), more, epilogue, operands)
+
+The right factor lies packed: for each step `columns` numbers in a row (`pack.packed_panels`). The left one is read a
+number at a time, for each row from a place of its own, so rows may be those of a matrix or the pixels that one tap of a
+filter sees. The numbers of narrow floats are widened as they are read and narrowed as they are stored.
+
+An epilogue is applied to the sums before they are stored. A short one is written out for every vector of the tile; a
+long one (erf, exp) becomes a function that is called for one vector at a time (`epilogue_body`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ....graph import types
+from ....graph.core import Block, Value
+from ....graph.dtypes import DType
+from ....graph.kernel.loop_builder import LoopBuilder, Operand
+from ....graph.kernel.scalar_emitter import computed_in
+
+# A size or stride: a number, or None for one that the kernel is told when it runs.
+Size: TypeAlias = "int | None"
+
+# Builds f(sum, operands) for a vector of numbers.
+EpilogueBody = Callable[[LoopBuilder, Value, Sequence[Value]], Value]
+
+# An epilogue of at most so many operations for each vector is unrolled over the tile.
+SHORT_EPILOGUE = 8
+
+
+@dataclass(frozen=True)
+class EpilogueOperand:
+    """Something that an epilogue reads beside the sum: at row i and column j, `buffer[i * row + j * column]`.
+
+    A stride is a number or None (an argument of the kernel). `column` is 0 or 1.
+    """
+
+    name: str
+    dtype: DType
+    row: Size
+    column: int
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What is done to each sum before it is stored. `body(b, sum, operands)` builds it for a vector of numbers."""
+
+    operands: tuple[EpilogueOperand, ...] = ()
+    body: EpilogueBody | None = None
+
+
+def epilogue_body(main: LoopBuilder, name: str, epilogue: Epilogue, lanes: int, dtype: DType) -> EpilogueBody | None:
+    """The body for `Tile.finish`: the epilogue's own, or if that is long, one that calls it as the function `name`.
+
+    Calls overlap in the processor, since none waits for the result of another. `main` builds the module's main
+    function; `dtype` is that of the sums.
+    """
+    body = epilogue.body
+    if body is None:
+        return None
+    vector = types.vector(dtype, lanes)
+    arguments = {operand.name: types.vector(computed_in(operand.dtype), lanes) for operand in epilogue.operands}
+    function = LoopBuilder(name, sum=vector, **{f"x_{key}": value for key, value in arguments.items()})
+    result = body(function, function["sum"], [function[f"x_{key}"] for key in arguments])
+    finished = function.finish(function.value(result, vector))
+    if _cost(finished.block) <= SHORT_EPILOGUE:
+        return body
+    main.include(finished)
+
+    def called(b: LoopBuilder, total: Value, operands: Sequence[Value]) -> Value:
+        return b.call(name, total, *operands, results=[vector])[0]
+
+    return called
+
+
+def _cost(block: Block) -> int:
+    """How many operations a block has that take time; those in loops count as many."""
+    return sum(
+        1 + sum(16 * _cost(region.block) for region in op.regions.values())
+        for op in block
+        if op.name not in ("scalar.constant", "return")
+    )
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a tile is stored: row i begins at `places[i]` of `buffer`, and has `columns` numbers (or more than fit)."""
+
+    buffer: Value
+    places: Sequence[Operand]
+    columns: Operand
+
+
+@dataclass(frozen=True)
+class Given:
+    """An epilogue's operand at a tile: `places[i]` of `buffer` belongs to row i and the first column.
+
+    `column` is 1 if each column has its own number, 0 if all share it. One place means that all rows share theirs.
+    """
+
+    buffer: Value
+    places: Sequence[Operand]
+    column: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """`rows` x `vectors` registers of `lanes` sums, held in `dtype` (that of the factors, or wider)."""
+
+    rows: int
+    vectors: int
+    lanes: int
+    dtype: DType
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.lanes
+
+    # ---- summing up ----------------------------------------------------------------------------------------------
+
+    def zeros(self, b: LoopBuilder) -> list[Value]:
+        """The sums at the start, row by row."""
+        return [b.constant(0, types.vector(self.dtype, self.lanes))] * (self.rows * self.vectors)
+
+    def right(self, b: LoopBuilder, strip: Value, place: Operand) -> list[Value]:
+        """One step of the right factor: `columns` numbers of `strip` from `place` on."""
+        starts = range(0, self.columns, self.lanes)
+        return [b.cast(b.load(strip, b.add(place, start), self.lanes), self.dtype) for start in starts]
+
+    def step(
+        self, b: LoopBuilder, sums: Sequence[Value], a: Value, places: Sequence[Operand], right: Sequence[Value]
+    ) -> list[Value]:
+        """The sums after one step: to row i, `a[places[i]]` times `right` is added."""
+        following = []
+        for row, place in enumerate(places):
+            left = b.broadcast(b.cast(b.load(a, place), self.dtype), self.lanes)
+            for v, factor in enumerate(right):
+                total = sums[row * self.vectors + v]
+                if self.dtype.is_float:
+                    following.append(b.fma(left, factor, total))
+                else:
+                    following.append(b.add(total, b.mul(left, factor)))
+        return following
+
+    def accumulate(
+        self,
+        b: LoopBuilder,
+        sums: Sequence[Value],
+        depth: Operand,
+        a: Value,
+        places: Sequence[Operand],
+        a_k: Operand,
+        strip: Value,
+        unroll: int = 1,
+    ) -> list[Value]:
+        """The sums after `depth` steps: row i reads `a[places[i] + k * a_k]`, and `strip` is read in order.
+
+        `unroll` steps are written out in the loop's body.
+        """
+        whole: Operand = depth
+        if unroll > 1:
+            whole = b.sub(depth, b.rem(depth, unroll))
+        state = list(sums)
+        for begin, end, count in ((0, whole, unroll), (whole, depth, 1)):
+            if begin is end or (not isinstance(begin, Value) and not isinstance(end, Value) and begin >= end):
+                continue
+            with b.loop(begin, end, count, state) as carried:
+                following: Sequence[Value] = carried.values
+                for part in range(count):
+                    k = b.add(carried.index, part)
+                    left = b.view(a, b.mul(k, a_k))
+                    right = self.right(b, strip, b.mul(k, self.columns))
+                    following = self.step(b, following, left, places, right)
+                carried.yields(following)
+            state = list(carried.results)
+        return state
+
+    # ---- finishing -----------------------------------------------------------------------------------------------
+
+    def finish(
+        self,
+        b: LoopBuilder,
+        sums: Sequence[Value],
+        target: Target,
+        more: Operand = False,
+        last: Operand = True,
+        body: EpilogueBody | None = None,
+        given: Sequence[Given] = (),
+    ) -> None:
+        """Store the sums. If `more`, what is stored there already is added; if `last`, the epilogue is applied.
+
+        Both are booleans, known or not. Sums that are stored in parts must be stored in their own dtype.
+        """
+
+        def put(masks: Sequence[Value | None]) -> None:
+            b.branch(
+                more, lambda: self._last(b, self._added(b, sums, target, masks), target, masks, last, body, given),
+                lambda: self._last(b, sums, target, masks, last, body, given),
+            )  # fmt: skip
+
+        def partial() -> None:
+            put([
+                b.tail_mask(b.index(b.sub(target.columns, v * self.lanes)), self.lanes) for v in range(self.vectors)
+            ])  # fmt: skip
+
+        b.branch(b.le(self.columns, target.columns), lambda: put([None] * self.vectors), partial)
+
+    def _added(
+        self, b: LoopBuilder, sums: Sequence[Value], target: Target, masks: Sequence[Value | None]
+    ) -> list[Value]:
+        totals = []
+        for row, place in enumerate(target.places):
+            for v, mask in enumerate(masks):
+                stored = b.load(target.buffer, b.add(place, v * self.lanes), self.lanes, mask)
+                totals.append(b.add(sums[row * self.vectors + v], stored))
+        return totals
+
+    def _last(
+        self,
+        b: LoopBuilder,
+        sums: Sequence[Value],
+        target: Target,
+        masks: Sequence[Value | None],
+        last: Operand,
+        body: EpilogueBody | None,
+        given: Sequence[Given],
+    ) -> None:
+        if body is None or last is False:
+            self._store(b, sums, target, masks)
+            return
+
+        def finished() -> None:
+            operands = [_operand_vectors(b, self, each, masks) for each in given]
+            results = []
+            for row in range(self.rows):
+                for v in range(self.vectors):
+                    result = body(b, sums[row * self.vectors + v], [vectors(row, v) for vectors in operands])
+                    results.append(b.value(result, types.vector(self.dtype, self.lanes)))
+            self._store(b, results, target, masks)
+
+        b.branch(last, finished, lambda: self._store(b, sums, target, masks))
+
+    def _store(self, b: LoopBuilder, sums: Sequence[Value], target: Target, masks: Sequence[Value | None]) -> None:
+        assert isinstance(target.buffer.type, types.BufferType)
+        dtype = target.buffer.type.dtype
+        for row, place in enumerate(target.places):
+            for v, mask in enumerate(masks):
+                value = b.cast(sums[row * self.vectors + v], dtype)
+                b.store(value, target.buffer, b.add(place, v * self.lanes), mask)
+
+
+def _operand_vectors(
+    b: LoopBuilder, tile: Tile, given: Given, masks: Sequence[Value | None]
+) -> Callable[[int, int], Value]:
+    """Gives an operand's vector at a row and position; each that rows or columns share is loaded once."""
+    loaded: dict[tuple[int, int], Value] = {}
+
+    def load(row: int, v: int) -> Value:
+        place = given.places[row]
+        if given.column:
+            return b.load(given.buffer, b.add(place, v * tile.lanes), tile.lanes, masks[v])
+        return b.broadcast(b.load(given.buffer, place), tile.lanes)
+
+    def vectors(row: int, v: int) -> Value:
+        key = (row if len(given.places) > 1 else 0, v if given.column else 0)
+        if key not in loaded:
+            value = load(*key)
+            assert isinstance(value.type, types.VectorType)
+            loaded[key] = b.cast(value, computed_in(value.type.dtype))
+        return loaded[key]
+
+    return vectors
