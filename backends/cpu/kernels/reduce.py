@@ -1,0 +1,334 @@
+"""Reductions: the elements of each row combined to one number, or to several by several ways at once.
+
+A prologue is applied to the elements as they are read, an epilogue to the totals before they are stored, so a mean of
+squares or a norm is one kernel. The order of combining depends on sizes only. A long row may be cut into pieces, which
+are units of work of their own: the kernel then stores the total of each piece, and a second reduction combines those
+(`piece_length` says when).
+
+    "row":     unit (row, piece):   lanes x 4 totals run along the row, and are combined at its end
+    "column":  unit (outer dims but the last, piece, block of columns): each lane has the total of a row of its own
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ....graph import types
+from ....graph.core import Value
+from ....graph.dtypes import DType
+from ....graph.kernel.loop_builder import Operand
+from ....graph.module import Module
+from ..machine import Machine
+from .strided import (
+    Along,
+    Body,
+    Size,
+    Strided,
+    View,
+    argument_names,
+    extent_sizes,
+    highest,
+    lowest,
+    view_sizes,
+    widest_of,
+)
+
+# How totals are combined, and what each begins with.
+_COMBINE = {"sum": "add", "product": "mul", "min": "min", "max": "max"}
+# Vectors of totals in the "row" form, so that additions need not wait for each other.
+_CHAINS = 4
+# Elements of a piece, about: long enough that the second stage costs nothing, short enough to share out.
+_PIECE = 1 << 15
+
+
+@dataclass(frozen=True)
+class Total:
+    """One way of combining: "sum", "product", "min" or "max", in numbers of `dtype`. min and max give NaN if a number
+    is NaN. Bools are combined as integers."""
+
+    combine: str
+    dtype: DType
+
+    @property
+    def neutral(self) -> float | int:
+        """What combining no elements gives."""
+        if self.combine in ("min", "max"):
+            return highest(self.dtype) if self.combine == "min" else lowest(self.dtype)
+        return 0 if self.combine == "sum" else 1
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """`prologue` makes of the operands' elements one value for each total (None: the operands are as many as those);
+    `epilogue` makes of the totals, and of `others` (one element for each row), the results (None: they are the totals).
+
+    `piece` is how many steps of the first row dim are combined for one result; 0 is all of them. The results then have
+    a further stride, `y0_piece`, and the epilogue is best left to the second stage.
+    """
+
+    outer: tuple[Size, ...]
+    row: tuple[Size, ...]
+    operands: tuple[View, ...]
+    totals: tuple[Total, ...]
+    results: tuple[View, ...]
+    others: tuple[View, ...] = ()
+    prologue: Body | None = None
+    epilogue: Body | None = None
+    along: Along = "row"
+    piece: Size = 0
+
+
+def reduce_sizes(kernel: Reduce) -> dict[str, Size]:
+    """Extents and strides by name; those that are None are arguments of the kernel."""
+    sizes = extent_sizes(kernel.outer, kernel.row)
+    for kind, views in (("x", kernel.operands), ("o", kernel.others), ("y", kernel.results)):
+        for index, view in enumerate(views):
+            sizes |= view_sizes(f"{kind}{index}", view)
+            if kind == "y" and kernel.piece != 0:
+                sizes[f"y{index}_piece"] = None
+    if kernel.piece != 0:
+        sizes["piece"] = kernel.piece
+    return sizes
+
+
+def reduce_buffers(kernel: Reduce) -> dict[str, DType]:
+    """Results y0, ..., operands x0, ... and what the epilogue reads, o0, ..., with their dtypes."""
+    buffers = {f"y{index}": view.dtype for index, view in enumerate(kernel.results)}
+    buffers |= {f"x{index}": view.dtype for index, view in enumerate(kernel.operands)}
+    return buffers | {f"o{index}": view.dtype for index, view in enumerate(kernel.others)}
+
+
+def reduce_arguments(kernel: Reduce) -> list[str]:
+    """The names of the kernel's arguments, in order."""
+    return argument_names(list(reduce_buffers(kernel)), reduce_sizes(kernel))
+
+
+def reduce_units(kernel: Reduce, machine: Machine, outer: Sequence[int], row: Sequence[int], piece: int = 0) -> int:
+    """How many units of work there are for these extents."""
+    pieces = -(-row[0] // piece) if piece else 1
+    if kernel.along == "row":
+        return math.prod(outer) * pieces
+    columns = _vectors(kernel, machine) * _lanes(kernel, machine)
+    return math.prod(outer[:-1]) * pieces * -(-outer[-1] // columns)
+
+
+def piece_length(along: Along, outer: Sequence[int], row: Sequence[int]) -> int:
+    """How many steps of the first row dim a piece should have; 0 if rows are better left whole.
+
+    Only what is long and has few rows is cut, so that threads find work. The threads' number plays no part.
+    """
+    elements, rows = math.prod(row), math.prod(outer)
+    read = elements * rows
+    tasks = rows if along == "row" else math.prod(outer[:-1]) * -(-outer[-1] // 64)
+    if not row or tasks >= 64 or read < 4 * _PIECE or elements < 1024:
+        return 0
+    inner = elements // row[0] if row[0] else 1
+    # A step of columns reads all of them.
+    steps = max(1, _PIECE // max(1, inner * (rows if along == "column" else 1)))
+    # Pieces of whole sets of vectors, where vectors run along this dim.
+    steps = -(-steps // 1024) * 1024 if along == "row" and len(row) == 1 else steps
+    return steps if steps < row[0] else 0
+
+
+def _widest(kernel: Reduce) -> DType:
+    return widest_of([*(total.dtype for total in kernel.totals), *(view.dtype for view in kernel.operands)])
+
+
+def _lanes(kernel: Reduce, machine: Machine) -> int:
+    return machine.lanes(_widest(kernel))
+
+
+def _vectors(kernel: Reduce, machine: Machine) -> int:
+    """Vectors of columns in a block: half the registers hold totals, or as many as there are columns."""
+    vectors = max(1, machine.registers // 2 // len(kernel.totals))
+    columns = kernel.outer[-1] if kernel.outer else 1
+    return vectors if columns is None else max(1, min(vectors, -(-columns // _lanes(kernel, machine))))
+
+
+def build_reduce(name: str, kernel: Reduce, machine: Machine) -> Module:
+    """The kernel as a module of the level "loop"; see `reduce_arguments` for what it takes."""
+    if not kernel.row or (kernel.along == "column" and not kernel.outer):
+        raise ValueError("a row has at least one dim, and so have the outer dims if lanes run along them")
+    builder = _ReduceBuilder(name, kernel, machine)
+    builder.units()
+    return builder.b.module()
+
+
+class _ReduceBuilder(Strided):
+    def __init__(self, name: str, kernel: Reduce, machine: Machine) -> None:
+        super().__init__(name, machine, reduce_buffers(kernel), reduce_sizes(kernel), _widest(kernel))
+        self.kernel = kernel
+        self.operand_names = [f"x{index}" for index in range(len(kernel.operands))]
+        self.rows = [f"row{axis}" for axis in range(len(kernel.row))]
+        self.outers = [f"outer{axis}" for axis in range(len(kernel.outer))]
+        self.vectors = _vectors(kernel, machine)
+
+    def units(self) -> None:
+        b, kernel = self.b, self.kernel
+        pieces: Operand = 1
+        if kernel.piece != 0:
+            pieces = b.div(b.add(self.size("row0"), b.sub(self.size("piece"), 1)), self.size("piece"))
+        with b.loop(b["begin"], b["end"]) as unit:
+            if kernel.along == "row":
+                indices = self.unravel(b.div(unit, pieces), self.outers)
+                self.row_unit(indices, b.rem(unit, pieces) if kernel.piece != 0 else 0)
+            else:
+                width = self.vectors * self.lanes
+                blocks = b.div(b.add(self.size(self.outers[-1]), width - 1), width)
+                rest, block = b.div(unit, blocks), b.rem(unit, blocks)
+                piece = b.rem(rest, pieces) if kernel.piece != 0 else 0
+                indices = self.unravel(b.div(rest, pieces), self.outers[:-1])
+                self.column_unit(indices, piece, b.mul(block, width))
+
+    def bounds(self, piece: Operand) -> tuple[Operand, Operand]:
+        """The steps of the first row dim that belong to a piece."""
+        b = self.b
+        if self.kernel.piece == 0:
+            return 0, self.size("row0")
+        start = b.mul(piece, self.size("piece"))
+        return start, b.min(b.add(start, self.size("piece")), self.size("row0"))
+
+    def places(self, kind: str, views: Sequence[View], indices: Sequence[Operand], piece: Operand = 0) -> list[Operand]:
+        found = [self.place(f"{kind}{index}", "outer", indices) for index in range(len(views))]
+        if kind == "y" and self.kernel.piece != 0:
+            found = [
+                self.b.add(place, self.b.mul(piece, self.size(f"y{index}_piece"))) for index, place in enumerate(found)
+            ]
+        return found
+
+    def elements(self, places: Sequence[Operand], strides: Sequence[Operand], mask: Value | None) -> list[Value]:
+        """What one vector of each operand adds to each total."""
+        b = self.b
+        loaded = [
+            self.load(name, place, stride, mask)
+            for name, place, stride in zip(self.operand_names, places, strides, strict=True)
+        ]
+        values = loaded if self.kernel.prologue is None else self.kernel.prologue(b, loaded)
+        return [
+            b.cast(b.value(value, types.vector(total.dtype, self.lanes)), total.dtype)
+            for value, total in zip(values, self.kernel.totals, strict=True)
+        ]
+
+    def combined(self, sums: Sequence[Value], values: Sequence[Value]) -> list[Value]:
+        return [
+            self.b.scalar(_COMBINE[total.combine], old, new)
+            for total, old, new in zip(self.kernel.totals, sums, values, strict=True)
+        ]
+
+    def neutrals(self) -> list[Value]:
+        return [self.b.constant(total.neutral, types.vector(total.dtype, self.lanes)) for total in self.kernel.totals]
+
+    # ---- lanes along the row -----------------------------------------------------------------------------------------
+
+    def row_unit(self, indices: Sequence[Operand], piece: Operand) -> None:
+        b, kernel = self.b, self.kernel
+        inner = len(kernel.row) - 1
+        starts = self.places("x", kernel.operands, indices)
+        bounds = self.bounds(piece)
+
+        def along(places: list[Operand], sums: list[Value]) -> list[Value]:
+            return self.along_row(places, sums, bounds if inner == 0 else (0, self.size(self.rows[-1])))
+
+        chains = self.neutrals() * _CHAINS
+        outer_bounds = bounds if inner else None
+        found = self.nest(self.rows[:-1], self.operand_names, starts, chains, along, outer_bounds)
+        count = len(kernel.totals)
+        parts = [found[chain * count : (chain + 1) * count] for chain in range(_CHAINS)]
+        pairs = [self.combined(parts[0], parts[1]), self.combined(parts[2], parts[3])]
+        vectors = self.combined(*pairs)
+        totals = [
+            b.reduce(_COMBINE[total.combine], vector) for total, vector in zip(kernel.totals, vectors, strict=True)
+        ]
+        if kernel.epilogue is not None:
+            others = [
+                self.widened(b.load(b[f"o{index}"], place))
+                for index, place in enumerate(self.places("o", kernel.others, indices))
+            ]
+            totals = list(kernel.epilogue(b, [*totals, *others]))
+        for index, place in enumerate(self.places("y", kernel.results, indices, piece)):
+            self.store_one(totals[index], f"y{index}", place)
+
+    def along_row(self, places: list[Operand], sums: list[Value], bounds: tuple[Operand, Operand]) -> list[Value]:
+        """One stretch of the innermost dim: sets of vectors, then what is left with a mask."""
+        b, count = self.b, len(self.kernel.totals)
+        strides = [self.stride(name, "row", len(self.kernel.row) - 1) for name in self.operand_names]
+        begin, end = bounds
+        step = self.lanes * _CHAINS
+
+        def vector(i: Operand, mask: Value | None = None) -> list[Value]:
+            here = [b.add(place, b.mul(i, stride)) for place, stride in zip(places, strides, strict=True)]
+            return self.elements(here, strides, mask)
+
+        whole = b.add(begin, b.mul(b.div(b.sub(end, begin), step), step))
+        with b.loop(begin, whole, step, sums) as state:
+            following: list[Value] = []
+            for chain in range(_CHAINS):
+                old = state.values[chain * count : (chain + 1) * count]
+                following += self.combined(old, vector(b.add(state.index, chain * self.lanes)))
+            state.yields(following)
+        sums = list(state.results)
+        with b.loop(whole, end, self.lanes, sums[:count]) as state:
+            mask = b.tail_mask(b.index(b.sub(end, state.index)), self.lanes)
+            values = [
+                b.select(mask, value, neutral)
+                for value, neutral in zip(vector(state.index, mask), self.neutrals(), strict=True)
+            ]
+            state.yields(self.combined(state.values, values))
+        return [*state.results, *sums[count:]]
+
+    # ---- lanes along the last of the outer dims ----------------------------------------------------------------------
+
+    def column_unit(self, indices: Sequence[Operand], piece: Operand, column: Operand) -> None:
+        b = self.b
+        rest = b.sub(self.size(self.outers[-1]), column)
+        masks = [b.tail_mask(b.index(b.sub(rest, v * self.lanes)), self.lanes) for v in range(self.vectors)]
+        whole = b.le(self.vectors * self.lanes, rest)
+        b.branch(
+            whole,
+            lambda: self.columns(indices, piece, column, [None] * self.vectors),
+            lambda: self.columns(indices, piece, column, masks),
+        )
+
+    def columns(
+        self, indices: Sequence[Operand], piece: Operand, column: Operand, masks: Sequence[Value | None]
+    ) -> None:
+        """A block of columns."""
+        b, kernel = self.b, self.kernel
+        last = len(kernel.outer) - 1
+        steps = {
+            name: self.stride(name, "outer", last)
+            for kind, views in (("x", kernel.operands), ("o", kernel.others), ("y", kernel.results))
+            for name in (f"{kind}{index}" for index in range(len(views)))
+        }
+        strides = [steps[name] for name in self.operand_names]
+
+        def block(places: list[Operand], sums: list[Value]) -> list[Value]:
+            following: list[Value] = []
+            count = len(kernel.totals)
+            for v, mask in enumerate(masks):
+                here = [
+                    b.add(place, b.mul(v * self.lanes, stride)) for place, stride in zip(places, strides, strict=True)
+                ]
+                following += self.combined(sums[v * count : (v + 1) * count], self.elements(here, strides, mask))
+            return following
+
+        starts = self.places("x", kernel.operands, [*indices, column])
+        sums = self.nest(self.rows, self.operand_names, starts, self.neutrals() * len(masks), block, self.bounds(piece))
+        others = self.places("o", kernel.others, [*indices, column])
+        results = self.places("y", kernel.results, [*indices, column], piece)
+        for v, mask in enumerate(masks):
+            totals = sums[v * len(kernel.totals) : (v + 1) * len(kernel.totals)]
+            if kernel.epilogue is not None:
+                given = [
+                    self.load(f"o{index}", self.ahead(place, v, steps[f"o{index}"]), steps[f"o{index}"], mask)
+                    for index, place in enumerate(others)
+                ]
+                totals = list(kernel.epilogue(b, [*totals, *given]))
+            for index, place in enumerate(results):
+                step = steps[f"y{index}"]
+                self.store(totals[index], f"y{index}", self.ahead(place, v, step), step, mask)
+
+    def ahead(self, place: Operand, vectors: int, stride: Operand) -> Operand:
+        return self.b.add(place, self.b.mul(vectors * self.lanes, stride))
