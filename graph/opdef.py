@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .core import AttributeValue, Operation, Value
     from .dims import Dim
     from .gradients.builder import GradientBuilder
+    from .lowerings.builder import KernelBuilder
     from .gradients.rules import Adjoint
     from .infer import InferenceContext, SymbolicArray
     from .onnx_schema import Schema
@@ -232,6 +233,19 @@ class OpDefinition:
         """
         return None
 
+    def lower(self, op: Operation, builder: KernelBuilder) -> Sequence[Value] | None:
+        """The results made of kernels (see `graph/kernel`), or None if there is no way, or none in this case.
+
+        The default is the rule registered for this operator, see `lowerings.rules`, or a map of its body if it is
+        elementwise. In place of None, the parts that `decompose` gives are lowered if all of them can be.
+        """
+        from .lowerings.rules import find_lowering
+
+        rule = find_lowering(self)
+        if rule is None:
+            from .lowerings.elementwise import lower_elementwise as rule
+        return rule(op, builder)
+
     def gradient(
         self, op: Operation, grads: Sequence[Value | None], builder: GradientBuilder
     ) -> Sequence[Adjoint] | None:
@@ -358,7 +372,7 @@ def registered() -> tuple[OpDefinition, ...]:
 # Packages of definitions: old forms, ONNX Runtime's operators and those of loops are loaded when the first of them is
 # asked for.
 _FAMILIES, _OLD_FORMS, _ONNX_RUNTIME, _LOOPS = ".ops", ".ops.legacy", ".ops.microsoft", ".kernel"
-_LOOP_DOMAINS = frozenset({"loop", "scalar"})
+_LOOP_DOMAINS = frozenset({"loop", "scalar", "element", "kernel"})
 _loaded: set[str] = set()
 
 

@@ -29,8 +29,10 @@ from .signature import check_signature
 LEVELS: dict[str, Callable[[OpDefinition], bool]] = {}
 
 # The domains of the lower levels' operators, which must not appear at the level "onnx".
-LOWER_DOMAINS = frozenset({"core", "kernel", "loop", "scalar"})
+LOWER_DOMAINS = frozenset({"kernel", "element", "loop", "scalar"})
 LEVELS["onnx"] = lambda definition: definition.domain not in LOWER_DOMAINS
+# Beside kernels, shape arithmetic and what has no kernel stay as they are.
+LEVELS["kernel"] = lambda definition: definition.domain not in ("loop", "scalar")
 LEVELS["loop"] = lambda definition: definition.domain in ("loop", "scalar") or definition.is_terminator
 
 # Context is made for so many findings; a broken module can have thousands.

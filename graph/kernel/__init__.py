@@ -1,9 +1,10 @@
-"""The level "loop": operators of the domains `loop` (structure, memory, lanes) and `scalar` (arithmetic).
+"""The levels below ONNX's operators.
 
-Values are scalars, vectors and flat buffers; index arithmetic is explicit, in elements of type i64. Importing this
-package registers the operators and nothing else.
+"kernel" (domain `kernel`; arithmetic on elements in its regions: `element`): a dozen structured operators on tensors.
+"loop" (domains `loop`, `scalar`): loops over scalars, vectors and flat buffers, index arithmetic written out in i64.
+Importing this package registers the operators and nothing else.
 """
 
-from . import loop_ops, scalar_ops
+from . import element_ops, kernel_ops, loop_ops, scalar_ops, view_ops
 
-__all__ = ["loop_ops", "scalar_ops"]
+__all__ = ["element_ops", "kernel_ops", "loop_ops", "scalar_ops", "view_ops"]

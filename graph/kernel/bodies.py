@@ -1,0 +1,139 @@
+"""Regions of kernels: functions of elements. Built by tracing a function over a scalar handler, read by any handler.
+
+    body = trace(lambda s, x, y: s.maximum(s.add(x, y), 0), [f32, f32])
+    interpret(body, NumpyScalars(), [a, b])              # computes on arrays
+    interpret(body, ScalarEmitter(builder), [v, w])      # builds vector operations of the level "loop"
+
+So two bodies are fused by tracing a function that interprets one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import opdef, types
+from ..core import AttributeValue, Block, BlockOutput, Operation, Value
+from ..dtypes import DType, f64
+from ..ops.scalar import BINARY, UNARY, NumpyScalars, Scalar
+from .element_ops import DOMAIN
+
+# f(handler, *elements) -> one element, or a sequence of them.
+ElementFunction = Callable[..., Any]
+
+
+class ElementTracer:
+    """The handler that builds operations of the domain `element` into a block."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self._numbers = NumpyScalars()
+
+    def constant(self, value: float) -> Scalar:
+        return value
+
+    def cast(self, x: Scalar, dtype: DType) -> Scalar:
+        if not isinstance(x, Value):
+            return x
+        return x if _dtype(x) is dtype else self._create("cast", [x], to=types.scalar(dtype))
+
+    def select(self, condition: Scalar, x: Scalar, y: Scalar) -> Scalar:
+        if not isinstance(condition, Value):
+            return x if condition else y
+        company = x if isinstance(x, Value) else y
+        return self._create("select", [condition, self._value(x, company), self._value(y, company)])
+
+    def __getattr__(self, name: str) -> Callable[..., Scalar]:
+        if name not in UNARY and name not in BINARY:
+            raise AttributeError(f"there is no scalar operation {name!r}")
+
+        def call(*operands: Scalar) -> Scalar:
+            values = [operand for operand in operands if isinstance(operand, Value)]
+            if not values:
+                return getattr(self._numbers, name)(*operands)
+            return self._create(name, [self._value(operand, values[0]) for operand in operands])
+
+        return call
+
+    def _value(self, operand: Scalar, company: Scalar) -> Value:
+        """A number as a constant of its company's dtype; a fraction among integers stays one."""
+        if isinstance(operand, Value):
+            return operand
+        dtype = _dtype(company)
+        if isinstance(operand, float) and not dtype.is_float:
+            dtype = f64
+        op = Operation(_definition("constant"), [], {"value": operand}, [types.scalar(dtype)])
+        self.block._insert(op, None)
+        return op.result
+
+    def _create(self, name: str, operands: Sequence[Value], **attributes: AttributeValue) -> Value:
+        op = Operation(_definition(name), operands, attributes, [types.UNKNOWN])
+        [op.result.type] = op.definition.infer(op, None)  # type: ignore[arg-type]
+        self.block._insert(op, None)
+        return op.result
+
+
+def trace(function: ElementFunction, dtypes: Sequence[DType]) -> Block:
+    """The region of `function`, for elements of `dtypes`."""
+    block = Block([types.scalar(dtype) for dtype in dtypes])
+    tracer = ElementTracer(block)
+    returned = function(tracer, *block.arguments)
+    results = list(returned) if isinstance(returned, list | tuple) else [returned]
+    values = [tracer._value(result, block.arguments[0]) for result in results]
+    block.outputs = [BlockOutput(None, value.type) for value in values]
+    block._insert(Operation(opdef.lookup("", "return"), values), None)
+    return block
+
+
+def interpret(block: Block, handler: Any, elements: Sequence[Scalar]) -> list[Scalar]:
+    """What the region returns for `elements`, computed by `handler`. Constants are Python numbers to it."""
+    known: dict[Value, Scalar] = dict(zip(block.arguments, elements, strict=True))
+    for op in block:
+        operands = [known[operand] for operand in op.operand_values]
+        if op.is_terminator:
+            return operands
+        known[op.result] = _apply(op, handler, operands)
+    raise ValueError("a region does not end with `return`")
+
+
+def result_dtypes(block: Block) -> list[DType]:
+    """The dtypes of the elements that a region returns."""
+    return [_dtype(value) for value in block.returned]
+
+
+def is_identity(block: Block) -> bool:
+    """Whether a region returns its only element as it is."""
+    return len(block.arguments) == 1 and block.returned == block.arguments
+
+
+def cost(block: Block) -> int:
+    """About how many vector operations the region takes; a transcendental one counts 12, a division or root 4."""
+    return sum(_COSTS.get(op.op_type, 1) for op in block if not op.is_terminator and op.op_type != "constant")
+
+
+_COSTS = dict.fromkeys(
+    ("exp", "log", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh",
+     "atanh", "erf", "pow"), 12,
+) | {"div": 4, "sqrt": 4, "mod": 4, "fmod": 4}  # fmt: skip
+
+
+def _apply(op: Operation, handler: Any, operands: list[Scalar]) -> Scalar:
+    match op.op_type:
+        case "constant":
+            return handler.constant(op.attributes["value"])
+        case "cast":
+            to = op.attributes["to"]
+            assert isinstance(to, types.ScalarType)
+            return handler.cast(operands[0], to.dtype)
+    return getattr(handler, op.op_type)(*operands)
+
+
+def _definition(name: str) -> opdef.OpDefinition:
+    definition = opdef.find(DOMAIN, name)
+    assert definition is not None, name
+    return definition
+
+
+def _dtype(value: Value) -> DType:
+    assert isinstance(value.type, types.ScalarType)
+    return value.type.dtype

@@ -1,0 +1,147 @@
+"""Kernels that move: views of one tensor, which cost nothing by themselves, and tensors put together from others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from ..opdef import Trait, op
+from ..ops.movement import python_slice
+from .kernel_base import KernelOp, Known, ViewOp, product_of
+from .strided import Strided
+
+if TYPE_CHECKING:
+    from ..core import Operation
+    from .strided import Shape
+
+
+@op("transpose", domain="kernel")
+class Transpose(ViewOp):
+    """Dim i of the result is dim perm[i] of the operand."""
+
+    inputs = ("x",)
+    attributes: ClassVar[dict[str, Any]] = {"perm": ()}
+
+    def view(self, op: Operation, operand: Strided, known: Known) -> Strided | None:
+        return operand.transposed(op.attr("perm"))
+
+
+@op("reshape", domain="kernel")
+class Reshape(ViewOp):
+    """The elements in their order as another shape.
+
+    `how` says which: the elements of `shape`, read as ONNX Reshape does (-1 takes what is left, 0 the size of the same
+    dim unless `allowzero`); without the dims `axes` of size 1 (squeeze; all of size 1 if `axes` is empty); with dims of
+    size 1 at `axes` of the result (unsqueeze); as a matrix whose rows begin at dim `axis` (flatten).
+    """
+
+    inputs = ("x", "shape?")
+    attributes: ClassVar[dict[str, Any]] = {"how": "reshape", "axes": (), "axis": 1, "allowzero": 0}
+    known_operands = (1,)
+
+    def view(self, op: Operation, operand: Strided, known: Known) -> Strided | None:
+        return operand.reshaped(self.target(op, operand.shape, known))
+
+    def target(self, op: Operation, shape: Shape, known: Known) -> Shape:
+        """The shape of the result. Raises ValueError if the elements do not fit into it."""
+        how, axes = op.attr("how"), tuple(op.attr("axes"))
+        match how:
+            case "squeeze":
+                rank = len(shape)
+                dropped = {axis % rank for axis in axes} if axes else {a for a, n in enumerate(shape) if n == 1}
+                if any(shape[axis] != 1 for axis in dropped):
+                    raise ValueError(f"cannot squeeze the dims {list(axes)} of {list(shape)}")
+                return tuple(n for axis, n in enumerate(shape) if axis not in dropped)
+            case "unsqueeze":
+                rank = len(shape) + len(axes)
+                added = {axis % rank for axis in axes}
+                rest = iter(shape)
+                return tuple(1 if axis in added else next(rest) for axis in range(rank))
+            case "flatten":
+                axis = op.attr("axis")
+                axis = axis + len(shape) if axis < 0 else axis
+                return product_of(shape[:axis]), product_of(shape[axis:])
+        wanted = [int(size) for size in known(1)]
+        if not op.attr("allowzero"):
+            wanted = [shape[axis] if size == 0 else size for axis, size in enumerate(wanted)]
+        if -1 in wanted:
+            others = product_of([size for size in wanted if size != -1])
+            if others == 0 or product_of(shape) % others:
+                raise ValueError(f"{list(shape)} does not fit into {wanted}")
+            wanted[wanted.index(-1)] = product_of(shape) // others
+        if product_of(wanted) != product_of(shape):
+            raise ValueError(f"{list(shape)} does not fit into {wanted}")
+        return tuple(wanted)
+
+
+@op("broadcast", domain="kernel")
+class Broadcast(ViewOp):
+    """The operand repeated to what it and `shape` broadcast to, as ONNX Expand has it."""
+
+    inputs = ("x", "shape")
+    known_operands = (1,)
+
+    def view(self, op: Operation, operand: Strided, known: Known) -> Strided | None:
+        return operand.broadcast(np.broadcast_shapes(operand.shape, tuple(int(size) for size in known(1))))
+
+
+@op("slice", domain="kernel")
+class Slice(ViewOp):
+    """Every step-th element from start to end along some axes, as ONNX Slice has it."""
+
+    inputs = ("x", "starts", "ends", "axes?", "steps?")
+    known_operands = (1, 2, 3, 4)
+
+    def view(self, op: Operation, operand: Strided, known: Known) -> Strided | None:
+        starts, ends = known(1), known(2)
+        axes = known(3) if op.input(3) is not None else np.arange(len(starts))
+        steps = known(4) if op.input(4) is not None else np.ones(len(starts), np.int64)
+        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+            axis = int(axis) % operand.rank
+            size = operand.shape[axis]
+            taken = range(*python_slice(int(start), int(end), int(step), size).indices(size))
+            operand = operand.sliced(axis, taken.start, len(taken), taken.step)
+        return operand
+
+
+@op("part", domain="kernel")
+class Part(ViewOp):
+    """One of the parts that ONNX Split cuts `axis` into: the `index`-th of `count`, of the sizes `split` if given."""
+
+    inputs = ("x", "split?")
+    attributes: ClassVar[dict[str, Any]] = {"axis": 0, "index": 0, "count": 1}
+    known_operands = (1,)
+
+    def view(self, op: Operation, operand: Strided, known: Known) -> Strided | None:
+        axis, index, count = op.attr("axis") % operand.rank, op.attr("index"), op.attr("count")
+        size = operand.shape[axis]
+        if op.input(1) is not None:
+            sizes = [int(part) for part in known(1)]
+        else:
+            chunk = -(-size // count)
+            sizes = [max(0, min(chunk, size - chunk * part)) for part in range(count)]
+        if sum(sizes) != size:
+            raise ValueError(f"parts of {sizes} are not the {size} elements of dim {axis}")
+        return operand.sliced(axis, sum(sizes[:index]), sizes[index])
+
+
+@op("concat", domain="kernel")
+class Concat(KernelOp):
+    """The operands one after the other along `axis`."""
+
+    inputs = ("operands*",)
+    attributes: ClassVar[dict[str, Any]] = {"axis": 0}
+    traits = frozenset({Trait.INJECTIVE})
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        first = shapes[0]
+        axis = op.attr("axis") % len(first)
+        rest = first[:axis], first[axis + 1 :]
+        if any((shape[:axis], shape[axis + 1 :]) != rest for shape in shapes):
+            raise ValueError(f"cannot put together {', '.join(str(list(shape)) for shape in shapes)} along dim {axis}")
+        return [(*rest[0], sum(shape[axis] for shape in shapes), *rest[1])]
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return np.concatenate(operands, op.attr("axis"))

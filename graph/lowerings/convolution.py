@@ -1,0 +1,50 @@
+"""Convolutions and pools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..core import Operation, Value
+from ..dtypes import f32, f64
+from .builder import KernelBuilder, all_native, dtype_of, rank_of, shape_of, tensor_type
+from .rules import lowers
+
+_WINDOW = ("strides", "pads", "dilations", "auto_pad")
+
+
+@lowers("Conv")
+def conv(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    """The bias becomes the epilogue."""
+    if not all_native(op) or dtype_of(op.result) not in (f32, f64):
+        return None
+    x, w, bias = op.operands[0], op.operands[1], op.input(2)
+    type = tensor_type(op.result)
+    attributes = {name: op.attr(name) for name in _WINDOW if op.attr(name) is not None}
+    result = k.kernel("conv", [x, w], type, group=op.attr("group"), **attributes)
+    if bias is None:
+        return [result]
+    column = k.unsqueeze(bias, range(1, rank_of(result) - 1)) if rank_of(result) > 2 else bias
+    return [k.map(lambda s, total, term: s.add(total, term), [result, column], type)]
+
+
+@lowers("MaxPool", "AveragePool")
+def pool(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    if any(result.uses for result in op.results[1:]) or not all_native(op) or dtype_of(op.results[0]) is not f32:
+        return None
+    attributes: dict[str, Any] = {name: op.attr(name) for name in _WINDOW if op.attr(name) is not None}
+    attributes |= {"kernel_shape": op.attr("kernel_shape"), "ceil_mode": op.attr("ceil_mode", 0)}
+    attributes["kind"] = "max" if op.name == "max_pool" else "average"
+    attributes["count_include_pad"] = op.attr("count_include_pad", 0) or 0
+    result = k.kernel("pool", op.operands, op.results[0].type, **attributes)
+    return [result] * len(op.results)
+
+
+@lowers("GlobalAveragePool", "GlobalMaxPool")
+def global_pool(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    """A reduction of the spatial dims."""
+    x = op.operand_values[0]
+    if not all_native(op):
+        return None
+    kind = "mean" if op.name == "global_average_pool" else "max"
+    return [k.reduce(x, kind, range(2, len(shape_of(x))), True, tensor_type(op.result))]

@@ -1,0 +1,44 @@
+"""Elementwise operators: the body of each is the body of a map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..core import Operation, Value
+from ..opdef import Trait
+from ..ops.elementwise import Elementwise
+from .builder import KernelBuilder, all_native, tensor_type
+from .rules import lowers
+
+
+def lower_elementwise(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    """A map, if `op` is elementwise and has a body."""
+    definition = op.definition
+    if not isinstance(definition, Elementwise) or definition.version is not None:
+        return None
+    if Trait.ELEMENTWISE not in definition.traits or len(op.results) != 1 or not all_native(op):
+        return None
+    if definition.body is None and type(definition).scalar is Elementwise.scalar:
+        return None
+    body: Any = definition
+
+    def function(s: Any, *elements: Any) -> Any:
+        return body.scalar(op, s, *elements)
+
+    return [k.map(function, op.operands, tensor_type(op.result))]
+
+
+@lowers("Identity", "Dropout")
+def identity(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    """The operand itself; Dropout only where it surely drops nothing."""
+    from .builder import number_of
+
+    if op.name == "dropout":
+        training = op.input(2)
+        if len(op.results) > 1 and op.results[1].uses:
+            return None
+        if training is not None and number_of(training) is not False:
+            return None
+    operand = op.operands[0]
+    return None if operand is None else [operand, *[operand] * (len(op.results) - 1)]

@@ -1,0 +1,79 @@
+"""Softmax and normalizations: rows, with their scale and bias as epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..core import Operation, Value
+from ..dtypes import f32
+from .builder import KernelBuilder, all_native, dtype_of, rank_of, shape_of, tensor_type
+from .rules import lowers
+
+
+@lowers("Softmax", "LogSoftmax")
+def softmax(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    x = op.operand_values[0]
+    if not all_native(op) or dtype_of(x) is not f32 or not rank_of(x):
+        return None
+    return [_along(k, x, op.attr("axis"), lambda rows: k.rows(rows, op.name))]
+
+
+@lowers("LayerNormalization", "RMSNormalization")
+def layer_norm(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    """Over the last axis; several axes are one first."""
+    x, scale = op.operand_values[:2]
+    if not all_native(op) or dtype_of(x) is not f32 or any(result.uses for result in op.results[1:]):
+        return None
+    rank, axis = rank_of(x), op.attr("axis")
+    axis = axis + rank if axis < 0 else axis
+    if axis != rank - 1 or op.attr("stash_type", 1) != 1:
+        return None
+    kind = "layer_norm" if op.name == "layer_normalization" else "rms_norm"
+    rows = k.rows(x, kind, op.attr("epsilon"))
+
+    def finish(s: Any, element: Any, factor: Any, term: Any) -> Any:
+        product = s.mul(element, factor)
+        return product if term is None else s.add(product, term)
+
+    result = k.map(finish, [rows, scale, op.input(2)], tensor_type(op.results[0]))
+    return [result] * len(op.results)
+
+
+def _along(k: KernelBuilder, x: Value, axis: int, build: Callable[[Value], Value]) -> Value:
+    """What `build` makes of the rows of x along `axis`."""
+    rank = rank_of(x)
+    axis = axis + rank if axis < 0 else axis
+    if axis == rank - 1:
+        return build(x)
+    perm = [other for other in range(rank) if other != axis] + [axis]
+    back = [perm.index(position) for position in range(rank)]
+    return k.transpose(build(k.transpose(x, perm)), back)
+
+
+@lowers("InstanceNormalization")
+def instance_norm(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    """Each channel of each image is a row."""
+    x, scale, bias = op.operand_values
+    shape = shape_of(x) if all_native(op) else ()
+    if not shape or dtype_of(x) is not f32 or rank_of(x) < 3:
+        return None
+    if rank_of(x) > 3:
+        flat_type = tensor_type(x).with_shape([*shape[:2], _product(shape[2:])])
+        flat = k.reshape(x, [0, 0, -1], flat_type)
+    else:
+        flat, flat_type = x, tensor_type(x)
+    rows = k.rows(flat, "layer_norm", op.attr("epsilon"))
+    operands = [rows, k.unsqueeze(scale, [1]), k.unsqueeze(bias, [1])]
+    result = k.map(lambda s, element, factor, term: s.add(s.mul(element, factor), term), operands, flat_type)
+    if rank_of(x) == 3:
+        return [result]
+    target = k.shape(x) if not tensor_type(x).is_static else [int(size) for size in shape]  # type: ignore[call-overload]
+    return [k.reshape(result, target, tensor_type(x))]
+
+
+def _product(dims: Sequence[Any]) -> Any:
+    total: Any = 1
+    for dim in dims:
+        total = total * dim
+    return total

@@ -1,0 +1,47 @@
+"""Reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..core import Operation, Value
+from .builder import KernelBuilder, all_native, constant_ints, dtype_of, rank_of, tensor_type
+from .rules import lowers
+
+# Kind of the reduction; what is done to each element before, and to each result after.
+_KINDS: dict[str, tuple[str, str, str]] = {
+    "reduce_sum": ("sum", "", ""), "reduce_mean": ("mean", "", ""), "reduce_max": ("max", "", ""),
+    "reduce_min": ("min", "", ""), "reduce_prod": ("prod", "", ""), "reduce_sum_square": ("sum", "square", ""),
+    "reduce_l1": ("sum", "abs", ""), "reduce_l2": ("sum", "square", "sqrt"), "reduce_log_sum": ("sum", "", "log"),
+}  # fmt: skip
+
+
+@lowers(
+    "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSumSquare", "ReduceL1", "ReduceL2",
+    "ReduceLogSum",
+)  # fmt: skip
+def reduce(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    """Axes must be constants. Without any, all are reduced or, on demand, none."""
+    x = op.operand_values[0]
+    axes = constant_ints(op.input(1))
+    if not all_native(op) or (axes is None and op.input(1) is not None) or dtype_of(x).kind == "bool":
+        return None
+    if not axes and op.attr("noop_with_empty_axes"):
+        axes = []
+    else:
+        axes = sorted({axis % rank_of(x) for axis in axes}) if axes else list(range(rank_of(x)))
+    kind, before, after = _KINDS[op.name]
+    if dtype_of(x).kind != "float" and (kind == "mean" or after):
+        return None
+    if before:
+        x = k.map(lambda s, element: _unary(s, before, element), [x], tensor_type(x))
+    type = tensor_type(op.result)
+    result = k.reduce(x, kind, axes, bool(op.attr("keepdims")), type) if axes else x
+    if after:
+        result = k.map(lambda s, element: _unary(s, after, element), [result], type)
+    return [result]
+
+
+def _unary(s: Any, name: str, x: Any) -> Any:
+    return s.mul(x, x) if name == "square" else getattr(s, name)(x)

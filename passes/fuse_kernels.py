@@ -1,0 +1,217 @@
+"""fuse-kernels: put maps into the kernels before and after them, so that no tensor lies in memory between. Level kernel.
+
+A map whose result is read by one other kernel only, element for element, becomes part of that kernel: of another map's
+body, or of the prologue of a reduction or of rows. What is left after a product, a convolution, a pool, a reduction or
+rows becomes its epilogue, if nothing else reads the kernel's own result.
+
+    %0 = kernel.gemm %x, %w : f32[n, 64]                    %0 = kernel.gemm %x, %w, %bias : f32[n, 64] epilogue {
+    %1 = kernel.map %0, %bias body {add, maximum 0}   ->      (%sum, %b): add, maximum 0 }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..graph.core import Block, Operation, Region, Value
+from ..graph.kernel.bodies import interpret, trace
+from ..graph.kernel.kernel_base import KernelOp
+from ..graph.location import fuse
+from ..graph.lowerings.builder import KernelBuilder, dtype_of
+from ..graph.types import TensorType
+from .base import Pass
+
+if TYPE_CHECKING:
+    from ..graph.module import Module
+    from ..graph.rewriter import Rewriter
+    from .context import PassContext
+
+# More operands than this make a kernel's addresses take all registers.
+MAX_OPERANDS = 12
+
+
+@dataclass(frozen=True)
+class FuseKernels(Pass):
+    """Put maps into the kernels before and after them."""
+
+    name = "fuse-kernels"
+    level_in = "kernel"
+    level_out = "kernel"
+
+    def run(self, module: Module, context: PassContext) -> bool:
+        before = context.applications
+        for function in module.all_functions():
+            for block in _blocks(function.block):
+                self._sweep(block, module, context, _into_consumer)
+                self._sweep(block, module, context, _into_producer)
+        return context.applications > before
+
+    def _sweep(
+        self, block: Block, module: Module, context: PassContext, fused: Callable[[Operation, Fuser], bool]
+    ) -> None:
+        """Try every kernel, users first, until nothing more can be fused into it."""
+        for op in reversed(list(block)):
+            current: Operation | None = op
+            while current is not None and current.parent is not None and context.may_apply:
+                fuser = Fuser(current, module, context)
+                current = fuser.made if fused(current, fuser) else None
+
+
+class Fuser:
+    """Makes one kernel of `op` and a neighbour."""
+
+    def __init__(self, op: Operation, module: Module, context: PassContext) -> None:
+        self.op, self.module, self.context = op, module, context
+        self.made: Operation | None = None
+
+    def replace(
+        self,
+        other: Operation,
+        root: Operation,
+        operands: Sequence[Value],
+        regions: dict[str, Region],
+        attributes: dict[str, Any],
+        at: Operation,
+    ) -> None:
+        """A kernel like `root` in front of `at` for both; `at` is the later of the two."""
+        with self.context.rewrite(self.module, "fuse-kernels", self.op) as rewriter:
+            assert at.parent is not None
+            location = fuse("", [other.location, self.op.location])
+            builder = KernelBuilder(at.parent, self.module.symbols, at, location, rewriter.on_create)
+            types = [result.type for result in at.results]
+            self.made = builder.create(root.definition, operands, attributes, result_types=types, regions=regions)
+            rewriter.replace(at, self.made.results)
+            earlier = other if at is self.op else self.op
+            rewriter.erase(earlier)
+
+
+def _blocks(block: Block) -> list[Block]:
+    found = [block]
+    for op in block:
+        for region in op.regions.values():
+            if op.definition.domain != "kernel":
+                found += _blocks(region.block)
+    return found
+
+
+def _into_consumer(op: Operation, fuser: Fuser) -> bool:
+    """Take a map that only `op` reads into the body of `op`, or into its prologue."""
+    region = {"kernel.map": "body", "kernel.reduce": "prologue", "kernel.rows": "prologue"}.get(op.name)
+    if region is None:
+        return False
+    count = len(op.operands) if region == "body" else int(op.attr("sources"))
+    sources = list(op.operand_values[:count])
+    extras = op.operand_values[count:]
+    for value in sources:
+        inner = value.producer
+        if inner is None or inner.name != "kernel.map" or len(inner.results) != 1 or inner.parent is not op.parent:
+            continue
+        if set(value.users) != {op} or value in extras or not _covers(value, op, sources):
+            continue
+        merged = list(dict.fromkeys([v for v in sources if v is not value] + list(inner.operand_values)))
+        if len(merged) + len(extras) > MAX_OPERANDS:
+            continue
+        regions = {name: op.regions[name] for name in op.regions if name != region}
+        regions[region] = Region(_composed(op.regions.get(region), sources, inner, value, merged))
+        attributes = dict(op.attributes)
+        if region != "body":
+            attributes["sources"] = len(merged)
+        kept = {name: Region(_copied(old.block)) for name, old in regions.items() if name != region}
+        fuser.replace(inner, op, [*merged, *extras], {**kept, region: regions[region]}, attributes, op)
+        return True
+    return False
+
+
+def _composed(
+    outer: Region | None, sources: Sequence[Value], inner: Operation, value: Value, merged: Sequence[Value]
+) -> Block:
+    """The region `outer` (None: the one source itself) of what `inner` makes, as a function of `merged`."""
+
+    def body(s: Any, *elements: Any) -> Any:
+        known = dict(zip(merged, elements, strict=True))
+        [known[value]] = interpret(inner.regions["body"].block, s, [known[v] for v in inner.operand_values])
+        if outer is None:
+            return known[value]
+        return interpret(outer.block, s, [known[v] for v in sources])
+
+    return trace(body, [dtype_of(v) for v in merged])
+
+
+def _copied(block: Block) -> Block:
+    dtypes = [argument.type.dtype for argument in block.arguments]  # type: ignore[attr-defined]
+    return trace(lambda s, *elements: interpret(block, s, elements), dtypes)
+
+
+def _covers(value: Value, op: Operation, sources: Sequence[Value]) -> bool:
+    """Whether `value` is of the whole shape that `op` works on, so that fusing computes nothing twice."""
+    assert isinstance(value.type, TensorType)
+    whole = op.results[0].type if op.name in ("kernel.map", "kernel.rows") else None
+    if whole is None:  # a reduction: the only source, or all of one shape
+        shapes = {source.type.shape for source in sources if isinstance(source.type, TensorType)}
+        return len(shapes) == 1
+    return isinstance(whole, TensorType) and value.type.shape == whole.shape
+
+
+# What can have an epilogue, the costliest to leave without one first.
+_ROOTS = ("kernel.conv", "kernel.gemm", "kernel.attention", "kernel.rows", "kernel.pool", "kernel.reduce")
+
+
+def _into_producer(op: Operation, fuser: Fuser) -> bool:
+    """Make the map `op` the epilogue of a kernel that only it reads."""
+    if op.name != "kernel.map" or len(op.results) != 1:
+        return False
+    candidates = [value for value in op.operand_values if _can_finish(value, op)]
+    if not candidates:
+        return False
+    candidates.sort(key=lambda value: _ROOTS.index(_producer(value).name))
+    roots = [value for value in candidates if _producer(value).name == _producer(candidates[0]).name]
+    value = max(roots, key=lambda value: _position(_producer(value)))
+    root = _producer(value)
+    definition = root.definition
+    assert isinstance(definition, KernelOp)
+    fixed = root.operand_values[: definition.fixed_count(root)]
+    old = root.regions.get("epilogue")
+    extras = list(root.operand_values[len(fixed) :])
+    others = [other for other in op.operand_values if other is not value]
+    merged = list(dict.fromkeys([*extras, *others]))
+    if len(merged) + len(fixed) > MAX_OPERANDS:
+        return False
+
+    def body(s: Any, element: Any, *elements: Any) -> Any:
+        known = dict(zip(merged, elements, strict=True))
+        if old is not None:
+            [element] = interpret(old.block, s, [element, *(known[v] for v in extras)])
+        known[value] = element
+        return interpret(op.regions["body"].block, s, [known[v] for v in op.operand_values])
+
+    epilogue = trace(body, [dtype_of(value), *(dtype_of(other) for other in merged)])
+    regions = {name: Region(_copied(r.block)) for name, r in root.regions.items() if name != "epilogue"}
+    regions["epilogue"] = Region(epilogue)
+    fuser.replace(root, root, [*fixed, *merged], regions, dict(root.attributes), op)
+    return True
+
+
+def _producer(value: Value) -> Operation:
+    assert value.producer is not None
+    return value.producer
+
+
+def _position(op: Operation) -> int:
+    """How late in its block an operation is."""
+    count, at = 0, op.previous
+    while at is not None:
+        count, at = count + 1, at.previous
+    return count
+
+
+def _can_finish(value: Value, op: Operation) -> bool:
+    """Whether the kernel behind `value` can do what the map `op` does, to each of its elements."""
+    root = value.producer
+    if root is None or root.name not in _ROOTS or root.parent is not op.parent or value.index != 0:
+        return False
+    if "epilogue" not in root.definition.attributes or set(value.users) != {op}:
+        return False
+    assert isinstance(value.type, TensorType)
+    whole = op.result.type
+    return isinstance(whole, TensorType) and value.type.shape == whole.shape and value.type.dtype is whole.dtype
