@@ -1,14 +1,108 @@
-"""Training: `tilewright.train.check_gradients` holds a model's gradient against differences."""
+"""Training: a step is one graph (`step`), a `Trainer` runs it, `check_gradients` checks gradients by differences.
+
+step = tilewright.train.step(model, loss="cross-entropy", optimizer=tilewright.train.Adam(1e-3))
+trainer = tilewright.train.Trainer(step)
+for batch in batches:                       # {"x": array, "target": array}
+    loss = trainer.step(batch)
+tilewright.save(trainer.trained(model), "trained.onnx")
+tilewright.save(step, "step.onnx")          # any ONNX runtime can train with this one
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .backends.model_source import ModelLike, open_model
 
 if TYPE_CHECKING:
+    from .backends.training.trainer import Trainer
+    from .graph.diagnostics import DiagnosticLog
+    from .graph.module import Module
     from .passes.training.check import GradientReport
+    from .passes.training.newton import NewtonCG
+    from .passes.training.optimizers import LAMB, SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RMSprop
+    from .passes.training.schedules import Constant, Cosine, Schedule, StepDecay, WarmUp
+    from .passes.training.step import LossFunction, LossScale
+
+# What is only loaded when it is asked for.
+_PUBLIC = {
+    "Adagrad": "passes.training.optimizers",
+    "Adam": "passes.training.optimizers",
+    "AdamW": "passes.training.optimizers",
+    "Constant": "passes.training.schedules",
+    "Cosine": "passes.training.schedules",
+    "LAMB": "passes.training.optimizers",
+    "LossScale": "passes.training.step",
+    "Momentum": "passes.training.optimizers",
+    "NewtonCG": "passes.training.newton",
+    "Optimizer": "passes.training.optimizers",
+    "RMSprop": "passes.training.optimizers",
+    "SGD": "passes.training.optimizers",
+    "Schedule": "passes.training.schedules",
+    "StepDecay": "passes.training.schedules",
+    "Trainer": "backends.training.trainer",
+    "WarmUp": "passes.training.schedules",
+}
+
+
+def step(
+    model: ModelLike,
+    loss: str | LossFunction = "cross-entropy",
+    optimizer: Optimizer | str = "adam",
+    params: Any = None,
+    *,
+    output: str | None = None,
+    target: str = "target",
+    clip_value: float | None = None,
+    clip_norm: float | None = None,
+    accumulate: int = 1,
+    loss_scale: LossScale | float | None = None,
+    seed: int = 0,
+    bn_variance: str = "population",
+    master_weights: bool = True,
+    stops: str = "stop",
+    passes: str = "fold,simplify-shapes,cse,dce",
+    log: DiagnosticLog | None = None,
+) -> Module:
+    """One training step as a module: forward, loss, backward, update. `model` stays as it is.
+
+    Inputs: those of the model, `target`, and with defaults the parameters (under their names), the optimizer's state
+    (`NAME_momentum`, ...) and `step`, the number of calls so far. Outputs: `loss`, those of the model, and `NAME_next`
+    for each parameter and state: what to feed as NAME to the next call.
+
+    Args:
+        loss: "cross-entropy", "nll", "mse", "l1", "bce", "bce-logits"; or the name of an output of the model that is
+            the loss; or a function of a builder and the model's outputs by name, which may add inputs.
+        optimizer: an `Optimizer`, or its name in lower case.
+        params: names of initializers, in any nesting, `*` and `?` matching as in file names. Default: all float ones
+            with a name and at least one dim, but the running statistics of BatchNormalization.
+        output: the output that a named loss looks at (default: the first float one); `target`: a name for its input.
+        clip_value, clip_norm: bounds on each element of the gradients, and on the norm of all of them together.
+        accumulate: update once in this many calls, by the mean of their gradients.
+        loss_scale: see `LossScale`; a number for one that stays as it is.
+        seed: of Dropout's masks, which depend on it, on `step` and on nothing else.
+        bn_variance: "population" (ONNX) or "unbiased" (PyTorch), for running variances.
+        master_weights: keep parameters in f16 or bf16 as f32.
+        stops: as of `gradient`.
+        passes: a pipeline to run on the result.
+
+    BatchNormalization and Dropout train only if they are in training form, which a remark in `log` tells. Raises
+    UsageError for what does not fit, GradientError for what cannot be differentiated.
+    """
+    from .passes.context import PassContext
+    from .passes.manager import PassManager
+    from .passes.training.step import StepOptions, build_step
+
+    options = StepOptions(
+        loss, optimizer, params, output, target, clip_value, clip_norm, accumulate, loss_scale, seed, bn_variance,
+        master_weights, stops,
+    )  # fmt: skip
+    made = build_step(open_model(model).module, options, log)
+    if passes:
+        PassManager.parse(passes).run(made, PassContext(may_grow=False))
+    return made
 
 
 def check_gradients(
@@ -44,4 +138,35 @@ def check_gradients(
     return run(module, given, of, wrt, directions=directions, tolerance=tolerance, seed=seed)
 
 
-__all__ = ["check_gradients"]
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_PUBLIC[name]}", __package__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+__all__ = [
+    "LAMB",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Constant",
+    "Cosine",
+    "LossScale",
+    "Momentum",
+    "NewtonCG",
+    "Optimizer",
+    "RMSprop",
+    "Schedule",
+    "StepDecay",
+    "Trainer",
+    "WarmUp",
+    "check_gradients",
+    "step",
+]

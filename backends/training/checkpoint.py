@@ -1,0 +1,72 @@
+"""Checkpoints: a training state and how far the loop was, in one file that is either whole or the one before."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ...graph import dtypes
+from ...graph.diagnostics import UsageError
+
+FORMAT = 1
+_FACTS = "tilewright.json"
+
+
+@dataclass
+class Checkpoint:
+    """What a loop needs to go on: `state`, the `epoch` (from 0), how many of its batches are done, all losses."""
+
+    state: dict[str, np.ndarray]
+    epoch: int = 0
+    batch: int = 0
+    losses: list[float] = field(default_factory=list)
+
+
+def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
+    """Write `path` so that at every moment it is a whole checkpoint: under another name, flushed, then renamed."""
+    target = Path(path)
+    arrays = {f"state/{index}": _plain(array) for index, array in enumerate(checkpoint.state.values())}
+    names = [[name, dtypes.from_numpy(array.dtype).name] for name, array in checkpoint.state.items()]
+    facts = {"format": FORMAT, "state": names, "epoch": checkpoint.epoch, "batch": checkpoint.batch}
+    arrays["losses"] = np.array(checkpoint.losses, np.float64)
+    arrays[_FACTS] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Raises UsageError for a file that is no checkpoint or is damaged, OSError for one that cannot be read."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            facts = json.loads(file[_FACTS].tobytes())
+            if facts["format"] != FORMAT:
+                raise UsageError("train/checkpoint", f"{path}: format {facts['format']}, this version reads {FORMAT}")
+            state = {name: _typed(file[f"state/{index}"], dtype) for index, (name, dtype) in enumerate(facts["state"])}
+            return Checkpoint(state, int(facts["epoch"]), int(facts["batch"]), file["losses"].tolist())
+    except (zipfile.BadZipFile, ValueError, KeyError, EOFError, TypeError) as error:
+        hint = "it is not a checkpoint, or it is damaged; delete it to begin anew"
+        raise UsageError("train/checkpoint", f"{path} cannot be read: {error}", notes=[hint]) from None
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """numpy's format knows only numpy's own element types; others are written as their bytes."""
+    return array if array.dtype.kind != "V" else np.ascontiguousarray(array).view(np.dtype(f"u{array.itemsize}"))
+
+
+def _typed(array: np.ndarray, name: str) -> np.ndarray:
+    wanted = getattr(dtypes, name if name != "bool" else "bool_").numpy
+    return array if array.dtype == wanted else array.view(wanted)

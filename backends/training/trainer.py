@@ -1,0 +1,94 @@
+"""`Trainer` runs a training step again and again, and keeps its parameters and state in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...graph.diagnostics import ExecutionError, UsageError
+from ...passes.training.parameters import with_values
+from ...passes.training.step import Roles
+from ..model_source import ModelLike, open_model
+from ..target import compile_module
+
+if TYPE_CHECKING:
+    from ...graph.module import Module
+
+
+class Trainer:
+    """Runs `step`, a module from `tilewright.train.step` or a file it was saved in.
+
+    `state` holds each parameter and each tensor of the optimizer, by the name of the step's input. A step whose loss is
+    not finite raises ExecutionError and leaves the state as it was; with `detect_anomaly` also one that makes a NaN or
+    an infinity anywhere in the state, and the error names the operation that made the first.
+    """
+
+    def __init__(
+        self, step: ModelLike, target: str = "reference", threads: int | None = None, *, detect_anomaly: bool = False
+    ) -> None:
+        self.module = open_model(step).module
+        self.roles = Roles.of(self.module)
+        self.executable = compile_module(self.module, target, threads)
+        self.detect_anomaly = detect_anomaly
+        defaults = {str(argument.name): data for argument, data in self.module.main.defaults.items()}
+        missing = [name for name in self.roles.state if name not in defaults]
+        if missing:
+            raise UsageError("train/no-state", f"the step gives no first value for {missing[0]!r}")
+        self.state: dict[str, np.ndarray] = {name: defaults[name].numpy().copy() for name in self.roles.state}
+
+    @property
+    def parameters(self) -> dict[str, np.ndarray]:
+        """The parameters as they are now."""
+        return {name: self.state[name] for name in self.roles.parameters}
+
+    @property
+    def data_inputs(self) -> list[str]:
+        """The inputs that each batch has to give."""
+        return [port.name for port in self.executable.inputs if port.name not in self.state and port.required]
+
+    def step(self, batch: Mapping[str, Any]) -> float:
+        """Train on one batch; the loss before the update."""
+        loss = self.run(batch)[self.roles.loss]
+        return float(np.asarray(loss).reshape(()))
+
+    def run(self, batch: Mapping[str, Any], outputs: Sequence[str] = ()) -> dict[str, Any]:
+        """Train on one batch; the loss, and those of the model's outputs that `outputs` names."""
+        feeds = {**batch, **self.state}
+        results = self.executable.run(feeds, [self.roles.loss, *outputs, *self.roles.state.values()])
+        new = {name: results[output] for name, output in self.roles.state.items()}
+        self._check(feeds, results[self.roles.loss], new)
+        self.state = new
+        return {name: results[name] for name in (self.roles.loss, *outputs)}
+
+    def _check(self, feeds: Mapping[str, Any], loss: Any, new: Mapping[str, np.ndarray]) -> None:
+        finite = bool(np.isfinite(np.asarray(loss, np.float64)).all())
+        if finite and not (self.detect_anomaly and any(not _is_finite(array) for array in new.values())):
+            return
+        if not self.detect_anomaly:
+            hint = "detect_anomaly=True (--detect-anomaly) names the operation that made the first such number"
+            raise ExecutionError("train/not-finite", f"the loss is {float(np.asarray(loss).reshape(()))}", notes=[hint])
+        from .anomaly import first_bad_number
+
+        raise first_bad_number(self.module, feeds)
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from `state`. Raises UsageError unless it has exactly this step's tensors."""
+        wrong = sorted(set(state) ^ set(self.state))
+        wrong += [n for n in self.state if n in state and _kind(state[n]) != _kind(self.state[n])]
+        if wrong:
+            raise UsageError("train/state", f"this state is of another training step: {', '.join(wrong[:5])}")
+        self.state = {name: np.array(state[name]) for name in self.state}
+
+    def trained(self, model: ModelLike) -> Module:
+        """A copy of `model`, which the step was made of, with the parameters and running statistics as they are now."""
+        return with_values(open_model(model).module, self.state)
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    return array.dtype.kind in "iub" or bool(np.isfinite(array.astype(np.float64)).all())
+
+
+def _kind(array: Any) -> tuple[Any, ...]:
+    return np.shape(array), np.asarray(array).dtype

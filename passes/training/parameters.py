@@ -1,0 +1,189 @@
+"""Which tensors of a model are trained, and how they become inputs of its training step."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...graph import dtypes
+from ...graph.clone import clone_module
+from ...graph.core import Operation, Value
+from ...graph.data import ArrayData, TensorData
+from ...graph.diagnostics import Diagnostic, DiagnosticLog, UsageError
+from ...graph.infer import InferenceContext
+from ...graph.types import TensorType
+from .derivation import leaves
+from .dropout import in_training
+
+if TYPE_CHECKING:
+    from ...graph.model_builder import Tensor
+    from ...graph.module import Module
+    from .step_builder import StepBuilder
+
+NARROW = (dtypes.f16, dtypes.bf16)
+
+
+@dataclass
+class Trainable:
+    """A parameter that became an input of the step: the input, its first value, and what the model reads."""
+
+    name: str
+    state: Tensor
+    initial: TensorData
+    read: Value  # `state`, or its cast to the model's element type
+    original: TensorData
+    was_input: bool
+
+    def undo(self, b: StepBuilder) -> None:
+        """Make it a constant of the model again."""
+        if self.was_input:
+            return
+        block, argument = b.block, self.state.value
+        b.before(block.first)
+        constant = b.const(self.original).value
+        b.before(None)
+        for use in self.read.uses:
+            use.user._set_operand(use.position, constant)
+        if self.read is not argument and self.read.producer is not None:
+            self.read.producer._erase()
+        del b.defaults[argument]
+        block._remove_argument(argument.index)
+        constant.name = self.name
+
+
+def initial_values(module: Module) -> dict[str, Value]:
+    """What holds a value under a name: initializers, constants with a name, and inputs with a default."""
+    found: dict[str, Value] = {str(argument.name): argument for argument in module.main.defaults}
+    for op in module.main.block:
+        if op.name == "const" and op.result.name and "from_attribute" not in op.metadata:
+            found[op.result.name] = op.result
+    return found
+
+
+def data_of(module: Module, value: Value) -> TensorData:
+    producer = value.producer
+    data = module.main.defaults[value] if producer is None else producer.attributes["value"]
+    assert isinstance(data, TensorData)
+    return data
+
+
+def with_values(module: Module, values: Mapping[str, np.ndarray]) -> Module:
+    """A copy of `module` in which initializers have the numbers that `values` gives under their names, converted to
+    their element types; names that the module does not have are left aside."""
+    copy = clone_module(module)
+    for name, value in initial_values(copy).items():
+        if name not in values:
+            continue
+        old = data_of(copy, value)
+        if old.shape != np.shape(values[name]):
+            raise UsageError("train/shape", f"{name!r} is {old.type}, its new value has shape {np.shape(values[name])}")
+        new = ArrayData(np.asarray(values[name]).astype(old.dtype.numpy), old.dtype)
+        if value.producer is None:
+            copy.main.defaults[value] = new
+        else:
+            value.producer.attributes["value"] = new
+    return copy
+
+
+def chosen_parameters(module: Module, params: Any) -> list[str]:
+    """The names of the tensors to train: those in `params`, where `*` and `?` match as in file names; or by default all
+    float initializers with at least one dim that are no statistics of a BatchNormalization.
+
+    Raises UsageError, all findings at once, for names without a float value.
+    """
+    there = initial_values(module)
+    if params is None:
+        return _default_parameters(module, there)
+    names: dict[str, None] = {}
+    wrong = []
+    for name in leaves(params):
+        if name not in there and any(sign in name for sign in "*?["):
+            matching = [each for each in _default_parameters(module, there) if fnmatchcase(each, name)]
+            names.update(dict.fromkeys(matching))
+            if not matching:
+                wrong.append(Diagnostic("train/unknown-parameter", f"no parameter matches {name!r}"))
+        elif name not in there:
+            wrong.append(_unknown(module, name, there))
+        elif not _is_float(there[name]):
+            wrong.append(
+                Diagnostic("train/not-float", f"{name!r} is {there[name].type}: only float tensors are trained")
+            )
+        else:
+            names[name] = None
+    if wrong:
+        raise UsageError.collect(wrong)
+    return list(names)
+
+
+def _unknown(module: Module, name: str, there: dict[str, Value]) -> Diagnostic:
+    if any(argument.name == name for argument in module.main.inputs):
+        message = f"{name!r} is an input without a value, and a parameter has to begin with one"
+        return Diagnostic("train/unknown-parameter", message)
+    near = difflib.get_close_matches(name, there, 3, 0.4)
+    hints = (f"did you mean {' or '.join(near)}?",) if near else ()
+    return Diagnostic("train/unknown-parameter", f"there is no initializer {name!r}", notes=hints)
+
+
+def _is_float(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.dtype.kind == "float"
+
+
+def _default_parameters(module: Module, there: dict[str, Value]) -> list[str]:
+    names = [name for name, value in there.items() if _looks_trained(value)]
+    if not names:
+        hint = "name them: builder.const(array, name=...), or params=[...]"
+        raise UsageError("train/no-parameter", "the model has no float initializer with a name", notes=[hint])
+    return names
+
+
+def _looks_trained(value: Value) -> bool:
+    producer = value.producer
+    if producer is not None and "constant_node" in producer.metadata:
+        return False
+    statistics = any(use.user.name == "batch_normalization" and use.position > 2 for use in value.uses)
+    rank = value.type.rank if isinstance(value.type, TensorType) else None
+    return _is_float(value) and bool(rank) and not statistics
+
+
+def as_inputs(b: StepBuilder, module: Module, names: Sequence[str], master_weights: bool) -> list[Trainable]:
+    """Make the parameters called `names` states of the step; those in f16 or bf16 are kept in f32 and cast when read,
+    with `master_weights`."""
+    there = initial_values(module)
+    return [_as_input(b, module, name, there[name], master_weights) for name in names]
+
+
+def _as_input(b: StepBuilder, module: Module, name: str, value: Value, master_weights: bool) -> Trainable:
+    original = data_of(module, value)
+    if value.is_argument:
+        return Trainable(name, b.tensor(value), original, value, original, was_input=True)
+    initial = original
+    if original.dtype in NARROW and master_weights:
+        initial = ArrayData(original.numpy().astype(np.float32))
+    value.name = None
+    state = b.state(name, initial)
+    b.before(module.main.block.first)
+    read = b.as_dtype(state, original.dtype).value
+    b.before(None)
+    for use in value.uses:
+        use.user._set_operand(use.position, read)
+    if value.producer is not None:
+        value.producer._erase()
+    return Trainable(name, state, initial, read, original, was_input=False)
+
+
+def remark_frozen(module: Module, log: DiagnosticLog) -> None:
+    """Tell of layers that are in the form for inference, so that training will treat them as they are."""
+    context = InferenceContext(module.symbols)
+    frozen: list[Operation] = []
+    for op in module.walk():
+        idle = op.name == "dropout" and in_training(op, context) is False
+        if idle or (op.name == "batch_normalization" and not op.attr("training_mode")):
+            frozen.append(op)
+    if frozen:
+        message = f"{len(frozen)} BatchNormalization and Dropout are in the form for inference and stay so"
+        log.remark("train/inference-form", message, frozen[0].location, "tilewright.train.training_form changes that")
