@@ -72,7 +72,7 @@ def _pads(window: Window, spatial: tuple[Dim, ...]) -> tuple[tuple[int, ...], tu
     """Pads before and after each spatial dim. With stride 1, SAME does not depend on the size."""
     if not window.auto_pad.startswith("SAME"):
         return window.before, window.after
-    sizes = []
+    sizes: list[Dim] = []
     for size, stride in zip(spatial, window.strides, strict=True):
         if not isinstance(size, int) and stride != 1:
             return None

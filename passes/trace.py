@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..graph.diagnostics import ModelError
+from .cost import ModelCost, model_cost
 
 if TYPE_CHECKING:
     from ..graph.diagnostics import Diagnostic
@@ -41,7 +42,14 @@ class Trace:
         self._pass_number = 0
         snapshot = self._snapshot(module, "input")
         self._write(
-            {"kind": "begin", "schema": SCHEMA, "tilewright": __version__, "pipeline": pipeline, "snapshot": snapshot}
+            {
+                "kind": "begin",
+                "schema": SCHEMA,
+                "tilewright": __version__,
+                "pipeline": pipeline,
+                "snapshot": snapshot,
+                "cost": _cost(module),
+            }
         )
 
     def begin_pass(self, text: str) -> None:
@@ -92,6 +100,7 @@ class Trace:
                 "ops_before": ops_before,
                 "ops_after": ops_after,
                 "snapshot": self._snapshot(module, name) if changed else None,
+                "cost": _cost(module) if changed else None,
             }
         )
 
@@ -108,6 +117,11 @@ class Trace:
     def _write(self, record: dict[str, Any]) -> None:
         self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
         self._file.flush()
+
+
+def _cost(module: Module) -> dict[str, Any] | None:
+    """What a run of `module` costs; None below the level of tensors."""
+    return model_cost(module).to_dict() if module.level == "onnx" else None
 
 
 def leaves(location: Location) -> list[str]:
@@ -131,17 +145,19 @@ class TracedPass:
     ops_before: int = 0
     ops_after: int = 0
     snapshot: Path | None = None
+    cost: ModelCost | None = None  # after the pass, if it changed something
     rewrites: list[dict[str, Any]] = field(default_factory=list)
     diagnostics: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass
 class TraceContent:
-    """A trace that was read back: `input` is the IR before the first pass."""
+    """A trace that was read back: `input` is the IR before the first pass, `cost` what it costs."""
 
     directory: Path
     pipeline: str
     input: Path
+    cost: ModelCost | None = None
     passes: list[TracedPass] = field(default_factory=list)
     seconds: float | None = None  # None: the pipeline did not come to its end
     error: str | None = None
@@ -162,7 +178,7 @@ def read_trace(directory: str | Path) -> TraceContent:
     first = next(records, None)
     if first is None or first.get("kind") != "begin" or first.get("schema") != SCHEMA:
         raise ModelError("trace/schema", f"{path} does not begin with a record of schema {SCHEMA}")
-    content = TraceContent(folder, first["pipeline"], folder / first["snapshot"])
+    content = TraceContent(folder, first["pipeline"], folder / first["snapshot"], _read_cost(first))
     for record in records:
         kind = record["kind"]
         if kind == "begin-pass":
@@ -182,6 +198,12 @@ def _finish(traced: TracedPass, record: dict[str, Any], folder: Path) -> None:
     traced.name, traced.changed, traced.seconds = record["pass_name"], record["changed"], record["seconds"]
     traced.ops_before, traced.ops_after = record["ops_before"], record["ops_after"]
     traced.snapshot = folder / record["snapshot"] if record["snapshot"] else None
+    traced.cost = _read_cost(record)
+
+
+def _read_cost(record: dict[str, Any]) -> ModelCost | None:
+    facts = record.get("cost")
+    return None if facts is None else ModelCost.from_dict(facts)
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:

@@ -19,6 +19,7 @@ from tilewright.graph.clone import clone_module
 from tilewright.graph.diagnostics import DiagnosticLog, UsageError
 from tilewright.passes.bind_dims import parse_dims, parse_shapes
 from tilewright.passes.optimize import ModelSummary
+from tilewright.tools._ledger import read_ledger, show_ledger, trace_folder
 from tilewright.tools._progress import Progress
 from tilewright.tools._remarks import remarks_of, show_remarks
 from tilewright.tools._show import (
@@ -35,6 +36,7 @@ from tilewright.tools._show import (
 if TYPE_CHECKING:
     from tilewright.backends.parity import ParityReport
     from tilewright.passes.bisect import BisectResult
+    from tilewright.passes.ledger import Ledger
     from tilewright.passes.optimize import OptimizeReport
 
 
@@ -63,6 +65,7 @@ class Request:
     bisect: bool
     print_ir: bool
     trace: str | None
+    ledger: bool
     verify_each: bool
     as_json: bool
 
@@ -77,6 +80,7 @@ class Outcome:
     parity: ParityReport | None = None
     culprit: BisectResult | None = None
     written: Path | None = None
+    ledger: Ledger | None = None
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     @property
@@ -151,6 +155,7 @@ def check_request(**options: Any) -> Request:
         bisect=options["bisect"],
         print_ir=options["print_ir_after_all"],
         trace=options["trace_folder"],
+        ledger=options["ledger"],
         verify_each=options["verify_each"],
         as_json=options["as_json"],
     )
@@ -166,6 +171,7 @@ def carry_out(request: Request) -> Outcome:
     stopwatch = Stopwatch()
     log = DiagnosticLog()
     with ExitStack() as stack:
+        request.trace = trace_folder(request.trace, request.ledger, stack)
         progress = stack.enter_context(Progress(4, disable=request.as_json or request.print_ir))
         progress.start("reading")
         with stopwatch("read"):
@@ -194,6 +200,8 @@ def carry_out(request: Request) -> Outcome:
         # What fused operators become at the file's opset is decided in writing, so the table counts what is written.
         report.after = ModelSummary(written_operators(written.path), report.after.weight_bytes)
         outcome = Outcome(report, (opset, report.module.opsets.get("")), (size, written.nbytes), stopwatch=stopwatch)
+        if request.ledger and request.trace is not None:
+            outcome.ledger = read_ledger(request.trace)
         if baseline is not None:
             progress.start("checking")
             with stopwatch("check"):
@@ -351,6 +359,7 @@ def as_dict(request: Request, outcome: Outcome) -> dict[str, Any]:
         "opset": {"before": outcome.opsets[0], "after": outcome.opsets[1]},
         "file_bytes": {"before": before, "after": after},
         **outcome.report.to_dict(),
+        **({"ledger": outcome.ledger.to_dict()} if outcome.ledger is not None else {}),
         "parity": outcome.parity.to_dict() if outcome.parity is not None else None,
         "culprit": str(outcome.culprit) if outcome.culprit is not None else None,
         "seconds_by_step": outcome.stopwatch.seconds,
@@ -365,6 +374,8 @@ def show(request: Request, outcome: Outcome) -> None:
     out.print()
     out.print(operator_table(outcome))
     out.print()
+    if outcome.ledger is not None:
+        show_ledger(outcome.ledger)
     if outcome.parity is not None:
         show_parity(outcome.parity)
     if outcome.culprit is not None:

@@ -41,6 +41,7 @@ import click
     metavar="DIR",
     help="Write down every rewrite as JSON lines, and the model after each pass.",
 )
+@click.option("--ledger", is_flag=True, help="Show what each pass saved: nodes, arithmetic, memory traffic.")
 @click.option("--verify-each", is_flag=True, help="Verify the model after every pass.")
 @click.option("--json", "as_json", is_flag=True, help="Report as JSON on standard output.")
 def optimize(**options: Any) -> None:

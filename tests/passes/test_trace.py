@@ -81,6 +81,14 @@ def test_every_line_is_a_record_of_the_schema(tmp_path: Path) -> None:
         "ops_before": 4,
         "ops_after": 3,
         "snapshot": "001-remove-identity.tw",
+        "cost": records[3]["cost"],
+    }
+    assert records[0]["cost"]["alone"] == {
+        "kernels": 3, "flops": 12, "elements": 28, "read": 64, "written": 48, "unknown": 0
+    }  # fmt: skip
+    assert records[3]["cost"] == {
+        "alone": records[0]["cost"]["alone"],  # an Identity moves nothing
+        "fused": {"kernels": 1, "flops": 12, "elements": 8, "read": 16, "written": 16, "unknown": 0},
     }
     assert records[-2]["snapshot"] is None
     assert records[-1]["error"] is None

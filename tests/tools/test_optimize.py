@@ -24,6 +24,8 @@ from tilewright.graph.opdef import lookup
 from tilewright.passes import registry
 from tilewright.passes.base import Pass
 from tilewright.passes.context import PassContext
+from tilewright.passes.ledger import ledger_of
+from tilewright.passes.trace import read_trace
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,19 @@ def test_trace_and_printed_ir(command: Callable[..., Any], model: Path, tmp_path
     assert done.code == 0
     assert done.err.count("// ---- after") == 2
     assert {"trace.jsonl", "000-input.tw", "001-remove-identity.tw"} <= files(trace)
+
+
+def test_ledger(command: Callable[..., Any], model: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    done = command("optimize", model, "--ledger", "--json", "--trace", trace, "--passes", "remove-identity,dce")
+    ledger = json.loads(done.out)["ledger"]
+    assert (ledger["before"]["operations"], ledger["after"]["operations"]) == (4, 3)
+    assert [row["pass"] for row in ledger["passes"]] == ["remove-identity"]
+    assert ledger == ledger_of(read_trace(trace)).to_dict()
+    shown = command("optimize", model, "--ledger")
+    assert "remove-identity" in shown.out
+    assert "moved, fused" in shown.out
+    assert "ledger" not in json.loads(command("optimize", model, "--json").out)
 
 
 def test_external_data_moves_along(command: Callable[..., Any], tmp_path: Path) -> None:
