@@ -176,33 +176,35 @@ def parity(
     engine: str = "onnxruntime",
     log: DiagnosticLog | None = None,
 ) -> ParityReport:
-    """Whether a model computes what it should.
+    """Whether two models, or a model here and in another runtime, compute the same.
 
-    With a second model in `against`, both are run by `engine` and must agree; it is the one that is right. With
-    "onnxruntime" or "reference" there, `model` is compiled for `target` and held against that runtime.
+    With a second model in `against`, `model` is the original and right: both are run by `engine`, and the second must
+    give what the first gives. With "onnxruntime" or "reference" there, that runtime is right: `model` is compiled for
+    `target` and must give what it gives there.
 
     Agreement: equal shapes, dtypes and positions of NaN and infinities, and `max|a - b| <= rtol * max|b|` for each
-    output; integers, bools and strings equal. `rtol` is 1e-4 for float32 and what `passes.agreement.TOLERANCES` says
-    for other types, unless given.
+    output, b being the right one; integers, bools and strings equal.
 
     Args:
         feeds: inputs to run on, once; inputs left out are made up. None: `runs` runs on inputs that are made up from
             `seed`, of sizes that differ from run to run where the model leaves them open.
+        rtol: replaces the tolerance of floating-point outputs, which goes by their type: 1e-4 for float32, 1e-9 for
+            float64, 4 units in the last place for float16 (0.004) and bfloat16 (0.03), 1 for float8.
         dims, shapes: sizes to use for dims by name, and for inputs by name.
-        engine: "onnxruntime" (its optimizations disabled) or "reference". Where ONNX Runtime is not installed or does
-            not take the model, the reference interpreter is used, and a note in the report says so.
+        engine: "onnxruntime" (its optimizations disabled) or "reference". Where ONNX Runtime is not installed or cannot
+            run the original, the reference interpreter runs both, and a note in the report says so.
 
     Raises ModelError for a bad model, UsageError for names that do not exist.
     """
     from .backends.parity_sides import compare_models, compare_runtimes, planned_runs
 
-    mine = open_model(model, log)
+    original = open_model(model, log)
     if isinstance(against, str) and against in ("onnxruntime", "reference"):
-        planned = planned_runs(mine.module, None, feeds, runs, dims, shapes)
-        return compare_runtimes(mine, against, target, planned, seed=seed, tolerance=rtol)
-    other = open_model(against, log)
-    planned = planned_runs(other.module, mine.module, feeds, runs, dims, shapes)
-    return compare_models(mine, other, engine, planned, seed=seed, tolerance=rtol)
+        planned = planned_runs(original.module, None, feeds, runs, dims, shapes)
+        return compare_runtimes(original, against, target, planned, seed=seed, tolerance=rtol)
+    new = open_model(against, log)
+    planned = planned_runs(original.module, new.module, feeds, runs, dims, shapes)
+    return compare_models(original, new, engine, planned, seed=seed, tolerance=rtol)
 
 
 def inspect(

@@ -4,23 +4,23 @@ The sides are run one after the other, so that only one of them is in memory at 
 open are found by trying (see `feeds`), and each run differs from those before it in as many of them as the model
 permits: a rewrite that is right for one size only is found out.
 
-Outputs agree as `passes.agreement` says; a difference beyond its tolerance is still accepted, and noted, if the
-original's own results vary as much (see `rounding_noise`).
+Outputs agree as `passes.agreement` says. Where a difference is beyond the tolerance, the report tells what bears on it:
+how far the original's own results move when its inputs change in the last bit (`sensitivity`), and whether they went
+through a narrower type (`working_precision`). Neither changes the verdict; only a tolerance that the user gives does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from ..graph.diagnostics import TilewrightError
-from ..graph.dtypes import DType
 from ..graph.module import Module
 from ..graph.opdef import Trait
 from ..passes.agreement import Agreement, agreement, describe, tolerance_for
 from .feeds import FeedPlan, Scenario
-from .rounding_noise import NOISE_FACTOR, rounding_noise
+from .sensitivity import sensitivity
 from .working_precision import narrow_outputs
 
 # How many combinations of sizes are tried until one runs: for the first run, and for each further one.
@@ -55,8 +55,7 @@ class ParityRun:
         rows = []
         for name, found in self.outputs.items():
             row = {"name": name, "type": found.type, "passed": found.passed, "reason": found.reason}
-            row |= {"error": found.error, "scale": found.scale, "tolerance": found.tolerance, "noise": found.noise}
-            row["random"] = found.random
+            row |= {"error": found.error, "scale": found.scale, "tolerance": found.tolerance, "random": found.random}
             rows.append(row)
         return {"inputs": self.inputs, "outputs": rows}
 
@@ -110,7 +109,7 @@ class ParityReport:
             lines = [f"{self.actual} was not checked against {self.expected}"]
         lines += [f"  {self.reason}"] if self.reason else []
         for name, each in self.worst.items():
-            figure = "equal" if each.error is None else f"{each.relative_error:.2g} of at most {each.tolerance:g}"
+            figure = "equal" if each.error is None else f"{each.relative_error:.2g} of at most {each.tolerance:.2g}"
             figure = "random" if each.random else figure
             lines.append(f"  {name}: {each.type}, {each.reason or figure}")
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
@@ -157,10 +156,8 @@ def check_parity(
         report.verdict, report.reason = "differs", f"{actual.label} cannot be run: {reason_of(error)}"
         return report
     del runner
-    if tolerance is None:
-        _allow_for_narrow_types(report, narrow_outputs(expected.module))
-    _allow_for_noise(report, expected, known)
     _conclude(report, unstable, expected.module)
+    _explain_differences(report, expected, known)
     return report
 
 
@@ -237,32 +234,31 @@ def _compared(
     return run
 
 
-def _allow_for_narrow_types(report: ParityReport, narrow: Mapping[str, DType]) -> None:
-    """Hold outputs that are computed in a narrower type than their own to that type's tolerance."""
-    for name, dtype in narrow.items():
-        allowed = tolerance_for(dtype)
-        for run in report.runs:
-            found = run.outputs[name]
-            if not found.passed and found.relative_error is not None and found.relative_error <= allowed:
-                run.outputs[name] = replace(found, reason="", tolerance=allowed)
-                note = f"{name} is computed in {dtype}, so it is held to the tolerance of {dtype}"
-                if note not in report.notes:
-                    report.notes.append(note)
-
-
-def _allow_for_noise(report: ParityReport, expected: Side, known: Sequence[_Result]) -> None:
-    """Accept differences of floating-point tensors that are no larger than the expected side's own rounding noise."""
+def _explain_differences(report: ParityReport, expected: Side, known: Sequence[_Result]) -> None:
+    """Note what is known about outputs whose numbers are too far apart."""
+    narrow = narrow_outputs(expected.module)
     runner: Runner | None = None
+    explained: set[str] = set()
     for run, result in zip(report.runs, known, strict=True):
-        names = [name for name, found in run.outputs.items() if not found.passed and found.error is not None]
+        wrong = {name: found for name, found in run.outputs.items() if not found.passed and name not in explained}
+        names = [name for name, found in wrong.items() if found.error is not None]
         if not names:
             continue
+        explained |= set(names)
         runner = expected.start() if runner is None else runner
-        noise = rounding_noise(runner.run, result.feeds, result.outputs, names)
+        moved = sensitivity(runner.run, result.feeds, result.outputs, names)
         for name in names:
-            found = run.outputs[name]
-            if found.error is not None and 0 < found.error <= NOISE_FACTOR * noise[name]:
-                run.outputs[name] = replace(found, reason="", noise=noise[name])
+            scale = wrong[name].scale
+            if moved[name] and scale:
+                report.notes.append(
+                    f"{name} of {expected.label} itself moves by {moved[name] / scale:.2g} of its largest element when "
+                    f"the inputs change in the last bit"
+                )
+            if name in narrow:
+                report.notes.append(
+                    f"{name} is computed in {narrow[name]}, which rounds more than the type of the output tells; "
+                    f"--rtol {tolerance_for(narrow[name]):.1g} (rtol in Python) is what {narrow[name]} can keep"
+                )
 
 
 def _conclude(report: ParityReport, unstable: frozenset[str], module: Module) -> None:
@@ -280,11 +276,6 @@ def _conclude(report: ParityReport, unstable: frozenset[str], module: Module) ->
     elif unstable:
         report.notes.append(f"random from run to run, so only their types were compared: {', '.join(sorted(unstable))}")
     for name, found in report.worst.items():
-        if found.noise is not None:
-            report.notes.append(
-                f"{name} differs by {found.error:.2g}, no more than it does on its own: inputs changed by one unit in "
-                f"the last place move it by {found.noise:.2g}"
-            )
         counts = [run.outputs[name].compared for run in report.runs]
         if found.error is not None and not any(counts) and "[0" not in found.type:
             report.notes.append(f"{name} has no finite element in any run, so its values say nothing")

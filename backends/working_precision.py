@@ -13,11 +13,9 @@ from ..graph.module import Module
 from ..graph.types import TensorType
 from ..passes.agreement import TOLERANCES, tolerance_for
 
-NARROW = ("f16", "bf16")
-
 
 def narrow_outputs(module: Module) -> dict[str, DType]:
-    """The outputs of a wider floating type that operations with results in float16 or bfloat16 lead to, and that type.
+    """The floating-point outputs that operations with results in a narrower floating type lead to, and that type.
 
     Constants of a narrow type do not count: they are exact.
     """
@@ -26,7 +24,7 @@ def narrow_outputs(module: Module) -> dict[str, DType]:
     for name, value in zip(module.main.output_names, terminator.operands, strict=True):
         if value is None or not isinstance(value.type, TensorType) or value.type.dtype.name not in TOLERANCES:
             continue
-        types = {dtype.name: dtype for dtype in _computed_types(value) if dtype.name in NARROW}
+        types = {dtype.name: dtype for dtype in _computed_types(value) if dtype.name in TOLERANCES}
         widest = max(types.values(), key=tolerance_for, default=None)
         if widest is not None and tolerance_for(widest) > tolerance_for(value.type.dtype):
             found[name] = widest

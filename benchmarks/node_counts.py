@@ -5,8 +5,8 @@
 PYTHON is the interpreter of another environment that has onnxsim, onnxslim and onnxscript; each of them runs in a
 process of its own, with a time limit, and shows a dash where it fails. Nodes of subgraphs and function bodies count,
 constants do not. Parity is that of the written file against the original in ONNX Runtime, its optimizations disabled:
-the largest error relative to the largest element of an output, "noise" where only the original's own rounding noise
-excuses it. Exit code 1 if a model grew, has more nodes than a tool leaves, does not agree, or cannot be optimized.
+the largest error relative to the largest element of an output. Exit code 1 if a model grew, has more nodes than a tool
+leaves, does not agree, or cannot be optimized.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def measure(model: Path, level: int, with_parity: bool, folder: Path) -> Row:
         tilewright.save(report.module, out)
         row.ours, row.bytes_after = file_nodes(out), file_size(out)
         if with_parity:
-            _judge(row, tilewright.parity(out, model))
+            _judge(row, tilewright.parity(model, out))
     except tilewright.TilewrightError as error:
         row.faults.append(str(error).splitlines()[0])
     for path in folder.iterdir():
@@ -103,8 +103,6 @@ def _judge(row: Row, report: ParityReport) -> None:
     if not report.passed:
         row.parity = report.verdict
         row.faults.append(report.reason)
-    elif any(each.noise is not None for each in found):
-        row.parity = "noise"
     else:
         row.parity = "equal" if relative == 0.0 else f"{relative:.1g}"
 

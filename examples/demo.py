@@ -49,13 +49,12 @@ def row_of(path: Path, report: dict[str, Any]) -> list[str]:
         return [path.name, "", "", "", (report or {"parity": {"reason": "failed"}})["parity"]["reason"]]
     nodes, size = report["nodes"], report["file_bytes"]
     outputs = [output for run in report["parity"]["runs"] for output in run["outputs"]]
-    errors = [each["error"] / each["scale"] for each in outputs if each["scale"] and each["noise"] is None]
-    within_noise = any(each["noise"] is not None for each in outputs)
+    errors = [each["error"] / each["scale"] for each in outputs if each["scale"]]
     return [
         path.name,
         f"{nodes['before']:>4} -> {nodes['after']:>3}  {change(nodes)}",
         f"{size['before'] / 1e6:>5.2f} -> {size['after'] / 1e6:>5.2f} MB  {change(size)}",
-        "rounding noise" if within_noise else f"{max(errors, default=0.0):.1g}",
+        f"{max(errors, default=0.0):.1g}",
         report["parity"]["verdict"],
     ]
 

@@ -62,6 +62,7 @@ class Request:
     given: tuple[str, ...]
     runs: int
     seed: int
+    rtol: float | None
     bisect: bool
     print_ir: bool
     trace: str | None
@@ -109,7 +110,7 @@ def check_request(**options: Any) -> Request:
         )
     if options["no_parity"]:
         for name, value in [("--require-parity", options["require_parity"]), ("--input", options["given"]),
-                            ("--bisect", options["bisect"])]:  # fmt: skip
+                            ("--bisect", options["bisect"]), ("--rtol", options["rtol"] is not None)]:  # fmt: skip
             if value:
                 raise UsageError("optimize/options", f"{name} has no use with --no-parity")
     model = Path(options["model"])
@@ -152,6 +153,7 @@ def check_request(**options: Any) -> Request:
         given=options["given"],
         runs=options["runs"],
         seed=options["seed"],
+        rtol=options["rtol"],
         bisect=options["bisect"],
         print_ir=options["print_ir_after_all"],
         trace=options["trace_folder"],
@@ -294,7 +296,7 @@ def check(request: Request, baseline: Model, given: dict[str, Any], result: Mode
     planned = [PlannedRuns(FeedPlan(baseline.module, *sizes, within=result.module), request.runs)]
     if given:
         planned.append(PlannedRuns(FeedPlan(baseline.module, *sizes, given, within=result.module), 1))
-    return compare_models(result, baseline, "onnxruntime", planned, seed=request.seed)
+    return compare_models(baseline, result, "onnxruntime", planned, seed=request.seed, tolerance=request.rtol)
 
 
 def find_culprit(request: Request, parity: ParityReport) -> BisectResult | None:
@@ -318,7 +320,7 @@ def find_culprit(request: Request, parity: ParityReport) -> BisectResult | None:
     def evaluate(candidate: Any, feeds: Any) -> dict[str, Any]:
         return tilewright.compile(candidate).run(feeds)
 
-    return bisect(module, pipeline, evaluate, failed.feeds, context=context)
+    return bisect(module, pipeline, evaluate, failed.feeds, tolerance=request.rtol, context=context)
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

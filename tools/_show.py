@@ -108,14 +108,10 @@ def verdict_text(parity: ParityReport) -> str:
 
 def parity_table(report: ParityReport) -> Table:
     """A row for each output: its type, how far apart the two sides are, and how far they may be."""
-    from tilewright.backends.rounding_noise import NOISE_FACTOR
-
     made = table("output", "<type", "error / largest", "allowed", "<")
     for name, found in report.worst.items():
         error = "equal" if found.error is None else f"{found.relative_error:.2g}"
-        allowed = "equal" if found.tolerance == 0 else f"{found.tolerance:g}"
-        if found.noise is not None and found.scale:
-            allowed = f"{NOISE_FACTOR * found.noise / found.scale:.2g}"
+        allowed = "equal" if found.tolerance == 0 else f"{found.tolerance:.2g}"
         if found.random:
             error, allowed = "random", "same type"
         verdict = Text("ok", style="green") if found.passed else Text(found.reason, style="red")

@@ -33,6 +33,7 @@ import click
 )
 @click.option("--runs", type=click.IntRange(1), default=2, show_default=True, help="Checks on made-up inputs.")
 @click.option("--seed", type=int, default=0, show_default=True, help="For made-up inputs.")
+@click.option("--rtol", type=click.FloatRange(0), metavar="R", help="Allowed max|a-b| / max|b|; default 1e-4 for f32.")
 @click.option("--bisect", is_flag=True, help="If the check fails, find the rewrite that is to blame.")
 @click.option("--print-ir-after-all", is_flag=True, help="Print the model after every pass, on standard error.")
 @click.option(

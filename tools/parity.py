@@ -9,7 +9,7 @@ import click
 
 @click.command("parity")
 @click.argument("model", type=click.Path())
-@click.argument("other", type=click.Path(), required=False)
+@click.argument("new", type=click.Path(), required=False)
 @click.option(
     "--engine", type=click.Choice(["onnxruntime", "reference"]), default="onnxruntime", show_default=True,
     help="What runs two models, or what one model is held against.",
@@ -22,22 +22,25 @@ import click
 )
 @click.option("--runs", type=click.IntRange(1), default=2, show_default=True, help="Runs on made-up inputs.")
 @click.option("--seed", type=int, default=0, show_default=True, help="For made-up inputs.")
-@click.option("--rtol", type=float, metavar="R", help="Allowed max|a-b| / max|b|; default 1e-4 for float32.")
+@click.option("--rtol", type=click.FloatRange(0), metavar="R", help="Allowed max|a-b| / max|b|; default 1e-4 for f32.")
 @click.option("--json", "as_json", is_flag=True, help="Report as JSON.")
 def parity(**options: Any) -> None:
-    """Check that MODEL computes the same as OTHER (.onnx or .tw), or, alone, the same as in ONNX Runtime.
+    """Check that NEW computes what MODEL does (.onnx or .tw); without NEW, that MODEL does here what it does in ONNX
+    Runtime.
 
     \b
-    tilewright parity smaller.onnx model.onnx --input x=x.npy
+    tilewright parity model.onnx smaller.onnx --input x=x.npy
     tilewright parity model.onnx --dim batch=4
 
-    Outputs agree if shape, dtype and the places of NaN and infinities are equal and max|a-b| <= R * max|b|; integers,
-    bools and strings must be equal. Exit code 0: they agree; 1: they differ, or could not be run.
+    Two models run in ONNX Runtime, its optimizations off; if it cannot run MODEL, in the reference interpreter, and a
+    note says so. Outputs of NEW (a) agree with those of MODEL (b) if shape, dtype and the places of NaN and infinities
+    are equal and max|a-b| <= R * max|b|; integers, bools and strings must be equal. R is 1e-4 for f32, 1e-9 for f64,
+    0.004 for f16, 0.03 for bf16. Exit code 0: they agree; 1: they differ, or could not be run.
     """
     check(**options)
 
 
-def check(model: str, other: str | None, given: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def check(model: str, new: str | None, given: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Compare and report. Raises SystemExit(1) unless all outputs agree."""
     import tilewright
     from tilewright.backends.model_source import open_model
@@ -48,12 +51,12 @@ def check(model: str, other: str | None, given: tuple[str, ...], as_json: bool, 
     log = DiagnosticLog()
     dims, shapes = read_sizes(options["dims"], options["shapes"])
     engine, target = options["engine"], options["target"]
-    if other is not None and target != "reference":
+    if new is not None and target != "reference":
         raise UsageError("parity/options", "--target is for a single model; two models are run by --engine")
-    feeds = read_inputs(open_model(other or model, DiagnosticLog()).module, given) or None
+    feeds = read_inputs(open_model(model, DiagnosticLog()).module, given) or None
     report = tilewright.parity(
         model,
-        engine if other is None else other,
+        engine if new is None else new,
         feeds,
         runs=options["runs"],
         seed=options["seed"],

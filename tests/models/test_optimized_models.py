@@ -110,7 +110,7 @@ def test_the_result_is_small_valid_and_final(name: str, path_of: Callable[[str],
 def test_the_result_agrees_in_onnxruntime(name: str, path_of: Callable[[str], Path], tmp_path: Path) -> None:
     path, out = path_of(name), tmp_path / "out.onnx"
     optimized(path, out)
-    report = tilewright.parity(out, path)
+    report = tilewright.parity(path, out)
     assert report.passed, str(report)
     assert "onnxruntime" in str(report).lower().replace(" ", ""), "run by something else"
 

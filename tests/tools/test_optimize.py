@@ -107,6 +107,14 @@ def test_failed_parity_writes_nothing(command: Callable[..., Any], model: Path, 
     assert files(model.parent) == {"small.onnx", "out.onnx"}
 
 
+def test_a_tolerance_is_the_users_to_give(command: Callable[..., Any], model: Path, spoil: str) -> None:
+    out = model.with_name("out.onnx")
+    done = command("optimize", model, "-o", out, "--passes", spoil, "--rtol", "1e9", "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["parity"]["runs"][0]["outputs"][0]["tolerance"] == 1e9
+    assert out.exists()
+
+
 def test_bisect_names_the_culprit(command: Callable[..., Any], model: Path, spoil: str) -> None:
     done = command("optimize", model, "--passes", f"remove-identity,{spoil},dce", "--bisect", "--json")
     assert done.code == 1
@@ -218,6 +226,8 @@ def test_a_device_is_not_replaced(command: Callable[..., Any], model: Path) -> N
         (["-O1", "--passes", "dce"], "-O and --passes exclude each other"),
         (["-O7"], "7 is not in the range"),
         (["--no-parity", "--require-parity"], "--require-parity has no use with --no-parity"),
+        (["--no-parity", "--rtol", "0.1"], "--rtol has no use with --no-parity"),
+        (["--rtol", "-1"], "-1.0 is not in the range"),
         (["--no-parity", "--input", "x=1"], "--input has no use with --no-parity"),
         (["-o", "."], "the output . is a folder"),
         (["-o", "nowhere/out.onnx"], "the folder of the output, nowhere, does not exist"),

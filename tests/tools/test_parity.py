@@ -32,10 +32,10 @@ def changed(model: Path) -> Path:
 
 def test_two_models(command: Callable[..., Any], model: Path, changed: Path) -> None:
     assert command("parity", model, model).code == 0
-    done = command("parity", changed, model)
+    done = command("parity", model, changed)
     assert done.code == 1
     assert "differs: y: the largest difference is at" in done.out
-    done = command("parity", changed, model, "--rtol", "1e-2")
+    done = command("parity", model, changed, "--rtol", "1e-2")
     assert done.code == 0
     assert "changed.onnx gives what small.onnx gives, in 2 runs (batch=1; batch=2)" in done.out
 

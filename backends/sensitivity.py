@@ -1,9 +1,9 @@
-"""How far a model's outputs move on their own when its inputs are rounded differently.
+"""How far a model's outputs move on their own when its inputs change in the last bit.
 
 Some outputs cannot be held to a tolerance relative to their largest element: a sigmoid that is 1e-6 everywhere has
-kept few digits of its argument, and ONNX Runtime's own is then off by 1e-7. So where two results are further apart than
-the tolerance, the model is asked how much it agrees with itself: inputs changed by one unit in the last place give
-its noise. A rewrite that rounds differently cannot be asked to do better; one that computes something else is far off.
+kept few digits of its argument, and the sine of a large number none. Two correct computations of such an output differ
+by as much as the model differs from itself, so a report of a difference says how much that is. A rewrite that computes
+something else is far beyond it.
 """
 
 from __future__ import annotations
@@ -15,31 +15,29 @@ import numpy as np
 
 from ..graph import dtypes
 
-# How many times the noise a difference may be: inner operations round too, not only the inputs.
-NOISE_FACTOR = 4.0
 DRAWS = 3
 
 # The relative step to the next number (half of it for numbers just below a power of two).
 _LAST_PLACE = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 
 
-def rounding_noise(
+def sensitivity(
     run: Callable[[Mapping[str, Any]], Mapping[str, Any]],
     feeds: Mapping[str, Any],
-    expected: Mapping[str, Any],
+    results: Mapping[str, Any],
     names: Sequence[str],
 ) -> dict[str, float]:
     """For each output in `names` that is a tensor, the largest change of a finite element.
 
-    It is the largest of a few draws in which each element of the floating-point inputs moves by one unit in the last
-    place, up or down. 0 for a model without floating-point inputs.
+    `results` is what `run` gives for `feeds`. The change is the largest of a few draws in which each element of the
+    floating-point inputs moves by one unit in the last place, up or down. 0 for a model without floating-point inputs.
     """
-    noise = dict.fromkeys(names, 0.0)
+    found = dict.fromkeys(names, 0.0)
     for draw in range(DRAWS):
         moved = run({name: _moved(value, np.random.default_rng([draw, 1])) for name, value in feeds.items()})
         for name in names:
-            noise[name] = max(noise[name], _largest_change(expected[name], moved[name]))
-    return noise
+            found[name] = max(found[name], _largest_change(results[name], moved[name]))
+    return found
 
 
 def _moved(value: Any, rng: np.random.Generator) -> Any:
