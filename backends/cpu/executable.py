@@ -1,4 +1,4 @@
-"""The `cpu` target: segments of generated kernels, and host steps for operations that have none yet."""
+"""The `cpu` target: segments of generated kernels, and host steps for operations that have none."""
 
 from __future__ import annotations
 
@@ -14,15 +14,21 @@ from ...graph.clone import clone_module
 from ...graph.core import Operation, Value
 from ...graph.diagnostics import Diagnostic, UsageError
 from ...graph.evaluator import Evaluator, captures
+from ...graph.lowerings.builder import data_of
 from ...graph.module import Module
+from ...passes.manager import PassManager
 from ..executable import Executable
 from .library import KernelLibrary
-from .lower import Group, data_of, lower
 from .machine import machine, usable_cores
+from .planner import Planner, Shared
+from .program import Program
 from .runtime import pool
-from .segment import Planner, Program, Segment, Shape
+from .segment import Segment, steps_of
 
 THREADS_VARIABLE = "TILEWRIGHT_THREADS"
+
+# From what was imported to kernels.
+PIPELINE = "O2,expand-legacy,lower-to-kernels,fuse-kernels,dce"
 
 
 class CpuExecutable(Executable):
@@ -35,32 +41,36 @@ class CpuExecutable(Executable):
             raise UsageError("compile/level", f"the cpu target compiles the level 'onnx', not {module.level!r}")
         super().__init__(clone_module(module))
         self.threads = threads or default_threads()
+        PassManager.parse(PIPELINE).run(self.module)
         self._block = self.module.main.block
-        self._planner = Planner(KernelLibrary(machine()), self.threads)
+        self._shared = Shared(KernelLibrary(machine()), self.threads)
         self._evaluator = Evaluator(self.module.functions)
-        self._steps = _segments(lower(self._block), self._block.returned)
-        self._programs: dict[tuple[int, tuple[Shape, ...]], Program] = {}
+        self._steps = steps_of(self._block)
+        self._programs: dict[Any, Program] = {}
         self._lock = threading.Lock()
         self._plan_static()
 
     def _plan_static(self) -> None:
         """Compile what can be compiled before the first run: segments whose inputs all have known sizes."""
         for index, step in enumerate(self._steps):
-            if isinstance(step, Segment):
+            if isinstance(step, Segment) and not step.known:
                 shapes = [_static_shape(value) for value in step.inputs]
                 if all(shape is not None for shape in shapes):
-                    self._program(index, tuple(shape for shape in shapes if shape is not None))
+                    self._program(index, step, tuple(shape for shape in shapes if shape is not None), ())
 
-    def _program(self, index: int, shapes: tuple[Shape, ...]) -> Program:
-        key = (index, shapes)
+    def _program(
+        self, index: int, segment: Segment, shapes: tuple[tuple[int, ...], ...], known: Sequence[np.ndarray]
+    ) -> Program:
+        """The plan for inputs of these shapes and elements; made when it is first needed."""
+        key = (index, shapes, tuple((array.shape, array.tobytes()) for array in known))
         found = self._programs.get(key)
         if found is None:
             with self._lock:
                 found = self._programs.get(key)
                 if found is None:
-                    segment = self._steps[index]
-                    assert isinstance(segment, Segment)
-                    found = self._programs[key] = self._planner.plan(segment, shapes)
+                    planner = Planner(self._shared, segment, shapes, dict(zip(segment.known, known, strict=True)))
+                    planner.plan()
+                    found = self._programs[key] = Program(planner)
         return found
 
     def _execute(
@@ -75,7 +85,8 @@ class CpuExecutable(Executable):
                 values.update(zip(step.results, self._evaluator.evaluate(step, operands, captured), strict=True))
                 continue
             arrays = [np.asarray(_fetch(values, value), order="C") for value in step.inputs]
-            program = self._program(index, tuple(array.shape for array in arrays))
+            known = [np.asarray(_fetch(values, value)) for value in step.known]
+            program = self._program(index, step, tuple(array.shape for array in arrays), known)
             values.update(zip(step.outputs, program.run(workers, arrays), strict=True))
         returned = [_fetch(values, self._block.returned[index]) for index in outputs]
         return [_owned(result, arguments) for result in returned], ()
@@ -88,16 +99,16 @@ class CpuExecutable(Executable):
         `segments`, `arena_bytes` of the largest plan, `threads`.
         """
         programs = list(self._programs.values())
-        calls = Counter(call.name for program in programs for call in program.calls)
+        calls = Counter(call.kernel.name for program in programs for call in program.calls)
         host = [step for step in self._steps if isinstance(step, Operation)]
         return {
             "target": self.target,
             "threads": self.threads,
-            "vector_bits": self._planner.library.machine.vector_bits,
+            "vector_bits": self._shared.library.machine.vector_bits,
             "segments": len(self._steps) - len(host),
             "kernels": dict(sorted(calls.items())),
-            "compiled": self._planner.library.compiled,
-            "loaded": self._planner.library.loaded,
+            "compiled": self._shared.library.compiled,
+            "loaded": self._shared.library.loaded,
             "host_steps": [{"operator": op.name, "location": str(op.location)} for op in host],
             "arena_bytes": max((program.arena_bytes for program in programs), default=0),
         }
@@ -115,48 +126,16 @@ def default_threads() -> int:
     return int(text)
 
 
-def _segments(steps: Sequence[Group | Operation], returned: Sequence[Value]) -> list[Segment | Operation]:
-    """Runs of groups as segments, each with what it reads from and leaves for the rest."""
-    found: list[Segment | Operation] = []
-    for step in steps:
-        if isinstance(step, Operation):
-            found.append(step)
-        elif found and isinstance(found[-1], Segment):
-            found[-1].groups.append(step)
-        else:
-            found.append(Segment([step]))
-    needed: set[Value] = set(returned)
-    for part in reversed(found):
-        if isinstance(part, Operation):
-            needed.update(part.operand_values)
-            needed.update(captures(part) if part.regions else ())
-            continue
-        made = {group.result for group in part.groups}
-        read: dict[Value, None] = {}
-        for group in part.groups:
-            read.update(dict.fromkeys(_reads(group)))
-        part.inputs = [value for value in read if value not in made and data_of(value) is None]
-        part.outputs = [group.result for group in part.groups if group.result in needed]
-        needed.update(part.inputs)
-    return found
-
-
-def _reads(group: Group) -> list[Value]:
-    product = [] if group.product is None else list(group.product.operand_values)
-    inside = {op.result for op in group.ops}
-    return [value for value in [*group.inputs(), *product] if value not in inside]
-
-
-def _static_shape(value: Value) -> Shape | None:
+def _static_shape(value: Value) -> tuple[int, ...] | None:
     return value.type.static_shape if isinstance(value.type, types.TensorType) else None
 
 
 def _fetch(values: Mapping[Value, Any], value: Value) -> Any:
     if value in values:
         return values[value]
-    producer = value.producer
-    assert producer is not None
-    return producer.attributes["value"].numpy()
+    data = data_of(value)
+    assert data is not None
+    return data.numpy()
 
 
 def _owned(result: Any, arguments: Sequence[Any]) -> Any:

@@ -1,60 +1,97 @@
-"""Planning a group of elementwise operations: which kernel, on which strides."""
+"""Planning maps, and copies, which are maps that change nothing."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ...graph.diagnostics import ExecutionError
-from .kernels.elementwise import Map, MapOperand, broadcast_strides, build_map, collapse, map_arguments
-from .lower import Group, dtype_of
-from .segment import Argument, Buffer, Call, Shape, buffer_of, shape_of
+from ...graph.core import Block, Operation, Value
+from ...graph.kernel.bodies import cost, interpret, signature
+from ...graph.kernel.scalar_emitter import ScalarEmitter
+from ...graph.kernel.strided import Strided
+from .kernels.elementwise import Map, MapBody, MapOperand, build_map, collapse, map_arguments
+from .planner import Argument, Planner, View, plans
 
 if TYPE_CHECKING:
-    from ...graph.core import Value
-    from .segment import Planner
+    from ...graph.kernel.strided import Shape
 
 
-def plan_map(planner: Planner, group: Group, known: dict[Value, Shape]) -> list[Call]:
-    """The call for one group; the shape of its result becomes known."""
-    inputs = group.inputs()
-    shapes = [shape_of(value, known) for value in inputs]
-    shape = known[group.result] = broadcast_shape(group, shapes)
-    space = collapse(shape, [broadcast_strides(each, shape) for each in shapes])
-    operands = tuple(
-        MapOperand(dtype_of(value), strides[-1] if strides[-1] in (0, 1) else None)
-        for value, strides in zip(inputs, space.strides, strict=True)
-    )
-    kernel = Map(
-        len(space.extents), operands, (dtype_of(group.result),),
-        lambda b, values: [group.body(b, dict(zip(inputs, values, strict=True)))], group.cost(),
-    )  # fmt: skip
-    name = f"map_{group.ops[-1].op_type.lower()}"
-    key = (group, kernel.rank, operands)
-    compiled = planner.library.get(key, lambda name: build_map(name, kernel, planner.library.machine), name)
-    numbers = {f"extent{axis}": extent for axis, extent in enumerate(space.extents)}
-    for position, strides in enumerate(space.strides):
-        numbers |= {f"x{position}_stride{axis}": stride for axis, stride in enumerate(strides)}
-    buffers = {f"x{position}": buffer_of(value) for position, value in enumerate(inputs)} | {"y0": Buffer(group.result)}
-    arguments: list[Argument] = [
-        buffers[argument] if argument in buffers else numbers[argument]
-        for argument in map_arguments(kernel)
-        if argument not in ("begin", "end", "thread")
+@plans("kernel.map")
+def plan_map(planner: Planner, op: Operation) -> None:
+    """A map takes the order of axes that its largest operand has."""
+    shape = planner.shape(op.results[0])
+    sources = [planner.view(value).broadcast(shape) for value in op.operand_values]
+    order = order_of(planner, op.operand_values, shape)
+    targets = [planner.new(result, order) for result in op.results]
+    block = op.regions["body"].block
+    emit(planner, f"map_{_label(block)}", body_of(block), (signature(block),), sources, targets, cost(block))
+
+
+def copy(planner: Planner, source: View, target: View) -> None:
+    """Copy the elements of one view to another of the same shape and dtype."""
+    emit(planner, "copy", lambda b, values: values, ("copy",), [source], [target], 1)
+
+
+def emit(
+    planner: Planner,
+    name: str,
+    body: MapBody,
+    key: Sequence[Hashable],
+    sources: Sequence[View],
+    targets: Sequence[View],
+    operations: int,
+) -> None:
+    """Call the map of `body`, which `key` identifies, on views of one shape."""
+    layout = targets[0].layout
+    order = layout.order()
+    rows = [view.layout.transposed(order).strides for view in (*targets, *sources)]
+    space = collapse(layout.transposed(order).shape, rows)
+    tensors = [
+        MapOperand(view.dtype, strides[-1] if strides[-1] in (0, 1) else None)
+        for view, strides in zip((*targets, *sources), space.strides, strict=True)
     ]
-    elements = math.prod(shape)
-    units = space.units if elements else 0
-    return [Call(compiled.entry, name, arguments, units, min(units, planner.parts(elements * group.cost())))]
+    # A result that every element would be written to the same place of is one element.
+    results = tuple(tensor if tensor.inner == 1 else MapOperand(tensor.dtype, _inner(space.extents)) for tensor in tensors[: len(targets)])
+    kernel = Map(len(space.extents), tuple(tensors[len(targets) :]), results, body, operations)
+    machine = planner.machine
+    compiled = planner.library.get(
+        (*key, kernel.rank, kernel.operands, kernel.results), lambda name: build_map(name, kernel, machine), name
+    )
+    given: dict[str, Argument] = {f"extent{axis}": extent for axis, extent in enumerate(space.extents)}
+    names = [f"y{index}" for index in range(len(targets))] + [f"x{index}" for index in range(len(sources))]
+    for tensor, view, strides in zip(names, (*targets, *sources), space.strides, strict=True):
+        given[tensor] = planner.buffer(view)
+        given |= {f"{tensor}_stride{axis}": stride for axis, stride in enumerate(strides)}
+    arguments = [given[each] for each in map_arguments(kernel) if each not in ("begin", "end", "thread")]
+    elements = layout.size
+    planner.call(compiled, arguments, space.units if elements else 0, elements * max(operations, 1))
 
 
-def broadcast_shape(group: Group, shapes: list[Shape]) -> Shape:
-    """The shape of a group's result from those of its inputs. Raises ExecutionError if they do not fit."""
-    try:
-        return np.broadcast_shapes(*shapes)
-    except ValueError:
-        op = group.ops[-1]
-        listed = ", ".join(str(list(shape)) for shape in shapes)
-        raise ExecutionError(
-            "run/broadcast", f"{op.name} cannot broadcast {listed} to one shape", op.location
-        ) from None
+def body_of(block: Block) -> MapBody:
+    """The region as a function on vectors."""
+    return lambda b, values: interpret(block, ScalarEmitter(b), values)
+
+
+def order_of(planner: Planner, operands: Sequence[Value], shape: Shape) -> tuple[int, ...]:
+    """The order of axes of the first operand that is as large as the result; row-major if there is none."""
+    best: Strided | None = None
+    for value in operands:
+        view = planner.view(value)
+        if view.shape != tuple(shape) or any(s == 0 and n > 1 for s, n in zip(view.strides, view.shape, strict=True)):
+            continue
+        if best is None or (_is_row_major(best) and not _is_row_major(view.layout)):
+            best = view.layout
+    return tuple(range(len(shape))) if best is None else best.order()
+
+
+def _is_row_major(layout: Strided) -> bool:
+    return layout.order() == tuple(range(layout.rank))
+
+
+def _inner(extents: Sequence[int]) -> int | None:
+    return 1 if extents[-1] == 1 else None
+
+
+def _label(block: Block) -> str:
+    names = [op.op_type for op in block if not op.is_terminator and op.op_type not in ("constant", "cast")]
+    return "_".join(names[-2:]) or "cast"

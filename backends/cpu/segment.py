@@ -1,174 +1,112 @@
-"""A run of groups without a host step between them: planned for the shapes of its inputs, then one native call."""
+"""The steps of a block: segments, which are planned for the sizes of a run, and operations that run on the host.
+
+A segment ends where something runs on the host, and where the sizes of what follows depend on elements that it computes.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from ...graph.core import Value
-from .library import KernelLibrary
-from .lower import Group, data_of, dtype_of
-from .memory_plan import Lifetime, place
-from .runtime import STEP_WORDS, Pool
-
-Shape = tuple[int, ...]
-
-# Bases that every program has: address 0, for constants given by their address, and the arena.
-NULL, ARENA, FIRST_FREE = 0, 1, 2
+from ...graph.core import Block, Operation, Value
+from ...graph.evaluator import captures
+from ...graph.kernel.kernel_base import KernelOp
+from ...graph.opdef import Trait
+from .planner import has_plan
 
 
-@dataclass
-class Call:
-    """One kernel call of a plan: `arguments` holds (value or "scratch" or array, byte offset) for buffers, numbers
-    for scalars."""
-
-    entry: int
-    name: str
-    arguments: list[Argument]
-    units: int
-    parts: int
-    scratch: int = 0
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """A buffer argument: a value of the program, an array that outlives it, or (None) scratch memory."""
-
-    source: Value | np.ndarray | None
-    offset: int = 0
-
-
-Argument = Buffer | int
-
-
-@dataclass
+@dataclass(eq=False)
 class Segment:
-    """`groups` in order; `inputs` are values from elsewhere, `outputs` those that are needed elsewhere."""
+    """`ops` in order; `inputs` are values from elsewhere, `outputs` those that are needed elsewhere.
 
-    groups: list[Group]
+    The elements of the inputs in `known` decide on sizes, so a plan is made for them, too.
+    """
+
+    ops: list[Operation] = field(default_factory=list)
     inputs: list[Value] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
+    known: list[Value] = field(default_factory=list)
 
 
-class Program:
-    """The table of steps of a segment for one set of input shapes. Immutable, so that many threads may run it."""
-
-    def __init__(self, segment: Segment, shapes: Mapping[Value, Shape], calls: Sequence[Call], threads: int) -> None:
-        self.inputs, self.outputs = segment.inputs, segment.outputs
-        self.output_shapes = [shapes[value] for value in segment.outputs]
-        self.calls = [call for call in calls if call.units]
-        self.parallel = any(call.parts > 1 for call in self.calls)
-        self._slots = {value: FIRST_FREE + index for index, value in enumerate([*segment.inputs, *segment.outputs])}
-        self._offsets: dict[Value, int] = {}
-        self._keep: list[np.ndarray] = []
-        scratch = self._place(shapes, threads)
-        tables = [self._table(call, offset) for call, offset in zip(self.calls, scratch, strict=True)]
-        self._tables = tables
-        rows = [
-            [call.entry, table.ctypes.data, call.units, call.parts]
-            for call, table in zip(self.calls, tables, strict=True)
-        ]
-        self._steps = np.array(rows, np.int64).reshape(len(rows), STEP_WORDS)
-
-    def _place(self, shapes: Mapping[Value, Shape], threads: int) -> list[int]:
-        """Offsets of the intermediate values (kept) and of each call's scratch memory (returned)."""
-        first: dict[Value, int] = {}
-        last: dict[Value, int] = {}
-        for position, call in enumerate(self.calls):
-            for argument in call.arguments:
-                if isinstance(argument, Buffer) and isinstance(argument.source, Value):
-                    first.setdefault(argument.source, position)
-                    last[argument.source] = position
-        values = [value for value in first if value not in self._slots]
-        lifetimes = [Lifetime(byte_size(value, shapes[value]), first[value], last[value]) for value in values]
-        for position, call in enumerate(self.calls):
-            lifetimes.append(Lifetime(call.scratch * max(1, min(threads, call.parts)), position, position))
-        offsets, self.arena_bytes = place(lifetimes)
-        self._offsets = dict(zip(values, offsets, strict=False))
-        return offsets[len(values) :]
-
-    def _table(self, call: Call, scratch: int) -> np.ndarray:
-        words: list[int] = []
-        for argument in call.arguments:
-            if isinstance(argument, int):
-                words.append(argument)
-                continue
-            source = argument.source
-            if source is None:
-                words += [ARENA, scratch]
-            elif isinstance(source, np.ndarray):
-                self._keep.append(source)
-                words += [NULL, source.ctypes.data + argument.offset]
-            elif source in self._slots:
-                words += [self._slots[source], argument.offset]
-            else:
-                words += [ARENA, self._offsets[source] + argument.offset]
-        return np.array(words, np.int64)
-
-    def run(self, pool: Pool | None, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The outputs for contiguous input arrays, as fresh arrays."""
-        outputs = [
-            np.empty(shape, dtype_of(value).numpy)
-            for shape, value in zip(self.output_shapes, self.outputs, strict=True)
-        ]
-        arena = np.empty(self.arena_bytes + 64, np.uint8)
-        start = -(-arena.ctypes.data // 64) * 64
-        bases = np.array([0, start, *(array.ctypes.data for array in (*arrays, *outputs))], np.int64)
-        if self.calls:
-            run_program(pool if self.parallel else None, self._steps, bases)
-        return outputs
+Step = Segment | Operation
 
 
-def run_program(pool: Pool | None, steps: np.ndarray, bases: np.ndarray) -> None:
-    from .runtime import runtime
-
-    if pool is None:
-        runtime().run(steps.ctypes.data, len(steps), bases.ctypes.data, 0, 1, 0)
-    else:
-        pool.run(steps.ctypes.data, len(steps), bases.ctypes.data)
-
-
-def byte_size(value: Value, shape: Shape) -> int:
-    return math.prod(shape) * dtype_of(value).numpy.itemsize
+def steps_of(block: Block) -> list[Step]:
+    """The steps of a block at the level "kernel", in order."""
+    splitter = _Splitter()
+    for op in block:
+        if op.name != "const" and not op.is_terminator:
+            splitter.add(op)
+    splitter.close()
+    _connect(splitter.steps, block.returned)
+    return splitter.steps
 
 
-class Planner:
-    """Plans segments: chooses kernels for actual shapes and has them compiled."""
+class _Splitter:
+    """Adds operations to the current segment, or starts another."""
 
-    def __init__(self, library: KernelLibrary, threads: int) -> None:
-        self.library = library
-        self.threads = threads
-        self.packed: dict[tuple[Value, int], np.ndarray] = {}
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.segment = Segment()
+        self.made: set[Value] = set()  # by the current segment's kernels
+        self.planned: set[Value] = set()  # worked out when the current segment is planned
 
-    def plan(self, segment: Segment, shapes: Sequence[Shape]) -> Program:
-        """The program for inputs of these shapes."""
-        from .plan_map import plan_map
-        from .plan_product import plan_product
+    def add(self, op: Operation) -> None:
+        if isinstance(op.definition, KernelOp):
+            needed = [op.input(index) for index in op.definition.known_operands]
+            if any(value in self.made for value in needed):
+                self.close()
+            if has_plan(op):
+                self.know([value for value in needed if value is not None])
+                self.segment.ops.append(op)
+                self.made.update(op.results)
+                return
+        elif self.is_planned(op):
+            if Trait.SHAPE_ONLY not in op.definition.traits:
+                self.know(op.operand_values)
+            self.segment.ops.append(op)
+            self.planned.update(op.results)
+            return
+        self.close()
+        self.steps.append(op)
 
-        known = dict(zip(segment.inputs, shapes, strict=True))
-        calls: list[Call] = []
-        for group in segment.groups:
-            calls += plan_map(self, group, known) if group.product is None else plan_product(self, group, known)
-        return Program(segment, known, calls, self.threads)
+    def is_planned(self, op: Operation) -> bool:
+        """Whether the results follow from shapes and from what is known when the current segment is planned."""
+        if op.regions or not op.definition.is_pure:
+            return False
+        if Trait.SHAPE_ONLY in op.definition.traits:
+            return True
+        # Of values from elsewhere only those that are small enough to be sizes; see `lower-to-kernels`.
+        return all(_is_constant(value) or value in self.planned for value in op.operand_values)
 
-    def parts(self, operations: float) -> int:
-        """Among how many threads so much work is worth sharing."""
-        return max(1, min(self.threads, int(operations / OPERATIONS_PER_THREAD)))
+    def know(self, values: Sequence[Value]) -> None:
+        """Note which values from elsewhere must be known."""
+        for value in values:
+            is_outside = not _is_constant(value) and value not in self.planned and value not in self.made
+            if is_outside and value not in self.segment.known:
+                self.segment.known.append(value)
+
+    def close(self) -> None:
+        if self.segment.ops:
+            self.steps.append(self.segment)
+        self.segment, self.made, self.planned = Segment(), set(), set()
 
 
-# Below this a thread has done its part before another could be told.
-OPERATIONS_PER_THREAD = 50_000
+def _connect(steps: Sequence[Step], returned: Sequence[Value]) -> None:
+    """Find what each segment reads from others, and what others read from it."""
+    needed: set[Value] = set(returned)
+    for step in reversed(steps):
+        if isinstance(step, Operation):
+            needed.update(step.operand_values)
+            needed.update(captures(step) if step.regions else ())
+            continue
+        made = [result for op in step.ops for result in op.results]
+        inside = set(made)
+        read = dict.fromkeys(value for op in step.ops for value in op.operand_values)
+        step.inputs = [value for value in read if value not in inside and not _is_constant(value)]
+        step.outputs = [value for value in made if value in needed]
+        needed.update(step.inputs)
 
 
-def shape_of(value: Value, known: Mapping[Value, Shape]) -> Shape:
-    data = data_of(value)
-    return data.shape if data is not None else known[value]
-
-
-def buffer_of(value: Value, offset: int = 0) -> Buffer:
-    """The buffer of a value, or of the constant that it is."""
-    data = data_of(value)
-    return Buffer(value if data is None else np.ascontiguousarray(data.numpy()), offset)
+def _is_constant(value: Value) -> bool:
+    return value.producer is not None and value.producer.name == "const"

@@ -101,6 +101,18 @@ def result_dtypes(block: Block) -> list[DType]:
     return [_dtype(value) for value in block.returned]
 
 
+def signature(block: Block) -> str:
+    """A text that is equal for equal regions, whatever their values are called."""
+    names: dict[Value, str] = {argument: f"%{index}:{argument.type}" for index, argument in enumerate(block.arguments)}
+    lines = []
+    for op in block:
+        operands = ",".join(names[operand] for operand in op.operand_values)
+        lines.append(f"{op.op_type}({operands}){sorted(op.attributes.items()) if op.attributes else ''}")
+        for result in op.results:
+            names[result] = f"{len(lines)}:{result.type}"
+    return ";".join(lines)
+
+
 def is_identity(block: Block) -> bool:
     """Whether a region returns its only element as it is."""
     return len(block.arguments) == 1 and block.returned == block.arguments

@@ -1,7 +1,7 @@
 """Maps: results[i] = f(operands[i]) over the elements of tensors that are broadcast against each other.
 
-Dims along which every operand lies as the result does are one dim; what is left is a few outer dims and an inner one,
-along which an operand is contiguous, constant, or (a transposed one) strided. Extents and outer strides are arguments.
+Dims along which all of them advance evenly are one dim; what is left is a few outer dims and an inner one, along which
+a tensor is contiguous, constant, or (a transposed one) strided. Extents and outer strides are arguments.
 A work unit is a piece of `GRAIN` elements of one inner row.
 """
 
@@ -39,14 +39,14 @@ class Map:
 
     rank: int
     operands: tuple[MapOperand, ...]
-    results: tuple[DType, ...]
+    results: tuple[MapOperand, ...]
     body: MapBody
     cost: int = 1
 
 
 @dataclass(frozen=True)
 class Space:
-    """What is left of a result's shape, and the strides of each operand in it, the inner dim last."""
+    """What is left of a shape, and the strides of each tensor in it, the inner dim last."""
 
     extents: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
@@ -61,9 +61,9 @@ class Space:
 
 
 def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Space:
-    """Join neighbouring dims of a contiguous result along which all operands advance evenly; drop those of size 1.
+    """Join neighbouring dims along which all tensors advance evenly; drop those of size 1.
 
-    `strides` has one row for each operand, 0 where it is broadcast.
+    `strides` has one row for each tensor, 0 where it is broadcast.
     """
     extents: list[int] = []
     columns: list[list[int]] = []
@@ -98,10 +98,11 @@ def map_arguments(kernel: Map) -> list[str]:
     names = [f"y{index}" for index in range(len(kernel.results))]
     names += [f"x{index}" for index in range(len(kernel.operands))]
     names += [f"extent{axis}" for axis in range(kernel.rank)]
-    for index, operand in enumerate(kernel.operands):
-        names += [f"x{index}_stride{axis}" for axis in range(kernel.rank - 1)]
-        if operand.inner is None:
-            names.append(f"x{index}_stride{kernel.rank - 1}")
+    for letter, tensors in (("y", kernel.results), ("x", kernel.operands)):
+        for index, tensor in enumerate(tensors):
+            names += [f"{letter}{index}_stride{axis}" for axis in range(kernel.rank - 1)]
+            if tensor.inner is None:
+                names.append(f"{letter}{index}_stride{kernel.rank - 1}")
     return [*names, "begin", "end", "thread"]
 
 
@@ -112,7 +113,7 @@ def map_lanes(kernel: Map, machine: Machine) -> int:
 
 
 def _dtypes(kernel: Map) -> list[DType]:
-    return [*(operand.dtype for operand in kernel.operands), *kernel.results]
+    return [tensor.dtype for tensor in (*kernel.operands, *kernel.results)]
 
 
 def build_map(name: str, kernel: Map, machine: Machine) -> Module:
@@ -124,7 +125,7 @@ class _MapBuilder:
     def __init__(self, name: str, kernel: Map, lanes: int) -> None:
         self.kernel, self.lanes = kernel, lanes
         buffers = {f"x{index}": operand.dtype for index, operand in enumerate(kernel.operands)}
-        buffers |= {f"y{index}": dtype for index, dtype in enumerate(kernel.results)}
+        buffers |= {f"y{index}": result.dtype for index, result in enumerate(kernel.results)}
         self.b = LoopBuilder(name, **{
             argument: types.buffer(buffers[argument]) if argument in buffers else types.scalar(i64)
             for argument in map_arguments(kernel)
@@ -147,18 +148,18 @@ class _MapBuilder:
     def row(self, row: Operand, start: Operand, stop: Operand) -> None:
         """The elements from `start` up to `stop` of one inner row."""
         b, kernel = self.b, self.kernel
-        offsets: list[Operand] = [0] * len(kernel.operands)
+        tensors = [f"x{index}" for index in range(len(kernel.operands))]
+        tensors += [f"y{index}" for index in range(len(kernel.results))]
+        offsets: dict[str, Operand] = dict.fromkeys(tensors, 0)
         rest = row
         for axis in reversed(range(kernel.rank - 1)):
             extent = b[f"extent{axis}"]
             index = b.rem(rest, extent) if axis else rest
             rest = b.div(rest, extent) if axis else 0
-            for position in range(len(offsets)):
-                step = b.mul(index, b[f"x{position}_stride{axis}"])
-                offsets[position] = b.add(offsets[position], step)
-        sources = [b.view(b[f"x{position}"], offset) for position, offset in enumerate(offsets)]
-        place = b.mul(row, b[f"extent{kernel.rank - 1}"])
-        targets = [b.view(b[f"y{index}"], place) for index in range(len(kernel.results))]
+            for name in tensors:
+                offsets[name] = b.add(offsets[name], b.mul(index, b[f"{name}_stride{axis}"]))
+        views = [b.view(b[name], offsets[name]) for name in tensors]
+        sources, targets = views[: len(kernel.operands)], views[len(kernel.operands) :]
         constant = [
             b.broadcast(self.widened(b.load(source, 0)), self.lanes) if operand.inner == 0 else None
             for operand, source in zip(kernel.operands, sources, strict=True)
@@ -188,9 +189,17 @@ class _MapBuilder:
             ]
             computed.append(self.kernel.body(b, loaded))
         for place, results in zip(places, computed, strict=True):
-            for target, dtype, result in zip(targets, self.kernel.results, results, strict=True):
-                vector = b.value(result, types.vector(computed_in(dtype), self.lanes))
-                b.store(b.cast(vector, dtype), target, place, mask)
+            for index, (target, result) in enumerate(zip(targets, results, strict=True)):
+                self.store(index, target, place, result, mask)
+
+    def store(self, index: int, target: Value, place: Operand, result: Any, mask: Value | None) -> None:
+        b, dtype = self.b, self.kernel.results[index].dtype
+        vector = b.cast(b.value(result, types.vector(computed_in(dtype), self.lanes)), dtype)
+        if self.kernel.results[index].inner == 1:
+            b.store(vector, target, place, mask)
+        else:
+            stride = b[f"y{index}_stride{self.kernel.rank - 1}"]
+            b.scatter(vector, target, b.mul(b.add(b.iota(self.lanes), place), stride), mask)
 
     def load(self, position: int, source: Value, place: Operand, mask: Value | None) -> Value:
         b = self.b

@@ -32,13 +32,18 @@ from .tile import Epilogue, EpilogueOperand, Given, Size, Target, Tile, epilogue
 
 @dataclass(frozen=True)
 class Tiling:
-    """`rows` x `vectors` registers of sums; `depth` steps of k at a time; `block` rows of A at a time."""
+    """`rows` x `vectors` registers of sums; `depth` steps of k at a time; `block` rows of A at a time.
+
+    `unroll` steps are written out in the innermost loop. `prefetch` fetches the next strip of B while this one is used.
+    """
 
     rows: int
     vectors: int
     lanes: int
     depth: int
     block: int
+    unroll: int = 1
+    prefetch: int = 0
 
     @property
     def columns(self) -> int:
@@ -222,6 +227,7 @@ class _GemmBuilder:
             source = b.view(place.b, b.add(b.mul(column, strides[0]), b.mul(start, strides[1])))
             strip = self.b_scratch
             pack_strip(b, source, strip, columns, depth, tiling.columns, *strides, tiling.lanes)
+        next_ = b.view(strip, b.mul(k, tiling.columns)) if gemm.b_packed else strip
         with b.loop(0, place.tiles) as tile:
             first, rows = self.tile_rows(place, tile)
             target = b.view(place.c, b.add(b.mul(first, self.size("c_row")), column))
@@ -230,14 +236,17 @@ class _GemmBuilder:
                 source = b.view(self.a_scratch, b.mul(tile, size))
             else:
                 source = b.view(place.a, b.add(b.mul(first, self.size("a_row")), b.mul(start, self.size("a_k"))))
-            tile_place = _TilePlace(place, b.add(place.first, first), rows, column, columns)
-            self.tile(tile_place, source, strip, target, start, depth)
+            tile_place = _TilePlace(place, b.add(place.first, first), rows, column, columns, tile)
+            self.tile(tile_place, source, strip, target, start, depth, next_)
 
-    def tile(self, place: _TilePlace, a: Value, strip: Value, c: Value, start: Operand, depth: Operand) -> None:
+    def tile(self, place: _TilePlace, a: Value, strip: Value, c: Value, start: Operand, depth: Operand, next_: Operand) -> None:
         """Call the function for tiles of `place.rows`, found by halving."""
         heights = self.heights()
         b, k = self.b, self.size("k")
         given: list[Operand] = [a, strip, c, depth, place.columns]
+        if self.tiling.prefetch:
+            step = 16 * self.tiling.prefetch
+            given.append(b.view(next_, b.mul(place.index, b.div(b.mul(depth, step), self.tiling.unroll))))
         if self.is_split():
             flags = b.lt(0, start), b.le(k, b.add(start, self.tiling.depth))
             given += [b.value(flag, types.scalar(bool_)) for flag in flags]
@@ -288,6 +297,7 @@ class _GemmBuilder:
         gemm, tiling = self.gemm, self.tiling
         index, buffer, flag = types.scalar(i64), types.buffer(gemm.dtype), types.scalar(bool_)
         arguments: dict[str, types.Type] = {"a": buffer, "b": buffer, "c": buffer, "depth": index, "columns": index}
+        arguments |= {"next": buffer} if tiling.prefetch else {}
         arguments |= {"more": flag, "last": flag} if self.is_split() else {}
         arguments |= {stride: index for stride in ("a_row", "a_k", "c_row") if self.is_passed(stride)}
         for operand in gemm.epilogue.operands:
@@ -303,7 +313,14 @@ class _GemmBuilder:
 
         a_row, a_k = (1, tiling.rows) if gemm.pack_a else (size("a_row", gemm.a_row), size("a_k", gemm.a_k))
         tile = Tile(rows, tiling.vectors, tiling.lanes, gemm.dtype)
-        sums = tile.accumulate(b, tile.zeros(b), b["depth"], b["a"], places(a_row), a_k, b["b"])
+        def ahead(k: Operand) -> None:
+            for line in range(tiling.prefetch):
+                b.prefetch(b["next"], b.add(b.mul(k, 16 * tiling.prefetch // tiling.unroll), 16 * line), 2)
+
+        beside = ahead if tiling.prefetch else None
+        sums = tile.accumulate(
+            b, tile.zeros(b), b["depth"], b["a"], places(a_row), a_k, b["b"], tiling.unroll, beside
+        )
         given = []
         for operand in gemm.epilogue.operands:
             stride = size(f"{operand.name}_row", operand.row)
@@ -336,3 +353,4 @@ class _TilePlace:
     rows: Operand
     column: Operand
     columns: Operand
+    index: Operand

@@ -161,10 +161,12 @@ class Tile:
         a_k: Operand,
         strip: Value,
         unroll: int = 1,
+        beside: Callable[[Operand], None] | None = None,
     ) -> list[Value]:
         """The sums after `depth` steps: row i reads `a[places[i] + k * a_k]`, and `strip` is read in order.
 
-        `unroll` steps are written out in the loop's body.
+        `unroll` steps are written out in the loop's body. `beside(k)` builds something that is done once for them,
+        such as a prefetch.
         """
         whole: Operand = depth
         if unroll > 1:
@@ -175,6 +177,8 @@ class Tile:
                 continue
             with b.loop(begin, end, count, state) as carried:
                 following: Sequence[Value] = carried.values
+                if beside is not None and begin == 0:
+                    beside(carried.index)
                 for part in range(count):
                     k = b.add(carried.index, part)
                     left = b.view(a, b.mul(k, a_k))

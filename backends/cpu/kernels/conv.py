@@ -1,0 +1,420 @@
+"""Convolution as a matrix product that is never written out (implicit GEMM): sums over taps and input channels of
+rows x pixels outputs times vectors of output channels stay in registers.
+
+    y[p, o] = f(sum over taps t and channels c of x[p * stride + t * dilation, c] * w[o, c, t])
+
+The input is read where it lies: the pixels of a tile are at fixed distances from an address that moves from tap to tap.
+Where pixels follow each other without a gap, a row of taps and its channels are one run, so that an image of three
+channels is no special case. A planar input (channels far apart, as networks get their images) is summed up channel by
+channel.
+
+    work unit (image, plane, block of rows, group, panel of output channels)
+      part of the input channels, if the filters of a panel are too large for the second-level cache
+        rows of the block, tiles of the row
+          taps, input channels: registers
+
+Panels are the inner part of a unit's number: all panels of a block of rows follow each other, while its input lies in
+the second-level cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ....graph import types
+from ....graph.core import Value
+from ....graph.dtypes import DType, bool_
+from ....graph.kernel.loop_builder import LoopBuilder, Operand
+from ....graph.kernel.scalar_emitter import computed_in
+from ....graph.module import Function, Module
+from ..machine import Machine
+from .image import (
+    INDEX,
+    ImageEpilogue,
+    Layout,
+    Numbers,
+    Window,
+    argument_names,
+    argument_types,
+    choose,
+    epilogue_sizes,
+    even_sizes,
+    given_operands,
+    layout_sizes,
+    share,
+    tile_strides,
+)
+from .pack import packed_panels
+from .tile import Epilogue, EpilogueOperand, Size, Target, Tile, epilogue_body
+
+# Of an image with at most so many tiles, the filters of the next panel are fetched while this one is used.
+PREFETCH_TILES = 48
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution; `channels` and `outputs` are those of one group.
+
+    `planes`, `rows` and `pixels` are the extents of the output. The groups' channels lie behind each other. `x.channel`
+    is 1, or the stride of a planar input. Filters are packed (`packed_filters`), in the dtype that is computed in.
+    """
+
+    window: Window
+    channels: int
+    outputs: int
+    dtype: DType
+    groups: int = 1
+    planes: Size = 1
+    rows: Size = None
+    pixels: Size = None
+    x: Layout = field(default_factory=Layout)
+    y: Layout = field(default_factory=Layout)
+    epilogue: ImageEpilogue = field(default_factory=ImageEpilogue)
+
+    @property
+    def depth(self) -> int:
+        """How many products each output is the sum of."""
+        return self.channels * self.window.taps
+
+
+@dataclass(frozen=True)
+class ConvTiling:
+    """`rows` x `pixels` outputs times `vectors` of `lanes` channels in registers.
+
+    Input channels are cut into `parts`, whose sums are added up in y, and those into runs of `run`, for each of which
+    all taps are seen before the next (if it divides them; 0: all).
+    """
+
+    rows: int
+    pixels: int
+    vectors: int
+    lanes: int
+    parts: int = 1
+    run: int = 0
+
+    def runs(self, depth: int) -> int:
+        """How many runs `depth` channels are cut into."""
+        return depth // self.run if self.run and depth % self.run == 0 else 1
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.lanes
+
+
+# ---- choosing --------------------------------------------------------------------------------------------------------
+
+
+def choose_conv_tiling(conv: Conv, machine: Machine) -> ConvTiling:
+    """The tiling whose estimated time is least."""
+    return min(conv_tilings(conv, machine), key=lambda tiling: conv_cycles(conv, tiling, machine))
+
+
+def conv_tilings(conv: Conv, machine: Machine) -> list[ConvTiling]:
+    """Tilings that fill the registers in different ways, in the order in which equally good ones are preferred."""
+    computed = computed_in(conv.dtype)
+    lanes = machine.lanes(computed)
+    while lanes > 4 and lanes // 2 >= conv.outputs:
+        lanes //= 2
+    most = -(-conv.outputs // lanes)
+    found = []
+    for vectors in (4, 2, 3, 1):
+        # A register holds the number that is multiplied, `vectors` the filters' row.
+        room = min((machine.registers - 1 - vectors) // vectors, 14 if vectors > 1 else 24)
+        if vectors > most or room < 1:
+            continue
+        pixels = min(room, conv.pixels or room)
+        rows = max(1, min(room // pixels, conv.rows or 1)) if conv.pixels else 1
+        parts = _parts(conv, vectors * lanes * computed.numpy.itemsize, machine)
+        found.append(ConvTiling(rows, pixels, vectors, lanes, parts, int(__import__('os').environ.get('RUN', 0))))
+    return found
+
+
+def _parts(conv: Conv, width: int, machine: Machine) -> int:
+    """Into how many parts input channels are cut so that a panel of filters fits into the second-level cache."""
+    if computed_in(conv.dtype) is not conv.dtype:
+        return 1
+    most = max(1, machine.l2 * 2 // 3 // max(width * conv.window.taps, 1))
+    return max(1, -(-conv.channels // most))
+
+
+def conv_cycles(conv: Conv, tiling: ConvTiling, machine: Machine) -> float:
+    """About how many cycles a step of the sums takes for all outputs of a plane, if two multiply-adds start each cycle
+    and so do two loads."""
+    total = 0.0
+    heights = _shares(conv.rows or 8 * tiling.rows, tiling.rows)
+    widths = _shares(conv.pixels or 8 * tiling.pixels, tiling.pixels)
+    for height in heights:
+        for width in widths:
+            sums = height * width * tiling.vectors
+            loads = height * width + tiling.vectors
+            # A tile with few sums waits for them; a row of filters comes from the second-level cache.
+            total += max(sums / 2, 4.0, 1.5 * tiling.vectors) + loads / 4
+    return total * -(-conv.outputs // tiling.columns)
+
+
+def _shares(total: int, most: int) -> list[int]:
+    parts = max(1, -(-total // most))
+    return [(part + 1) * total // parts - part * total // parts for part in range(parts)]
+
+
+def conv_blocks(conv: Conv, tiling: ConvTiling, machine: Machine, rows: int, pixels: int, threads: int = 1) -> int:
+    """Into how many blocks the rows of an output are cut: so that a block's input fits into the second-level cache, and
+    each thread gets several units of work."""
+    size = computed_in(conv.dtype).numpy.itemsize
+    height, width = conv.window.strides[1:]
+    row = max(1, pixels * width * conv.channels * height * size)
+    blocks = -(-rows * row // max(1, machine.l2 // 2))
+    panels = conv.groups * -(-conv.outputs // tiling.columns)
+    wanted = 1 if threads == 1 else 4 * threads
+    blocks = max(blocks, -(-wanted // panels))
+    return max(1, min(blocks, -(-rows // tiling.rows)))
+
+
+# ---- interface -------------------------------------------------------------------------------------------------------
+
+
+def _sizes(conv: Conv) -> dict[str, Size]:
+    return {
+        "images": None, "planes": conv.planes, "rows": conv.rows, "pixels": conv.pixels, "blocks": None,
+        **layout_sizes("x", conv.x), **layout_sizes("y", conv.y), **epilogue_sizes(conv.epilogue),
+    }  # fmt: skip
+
+
+def conv_arguments(conv: Conv) -> list[str]:
+    """The names of the kernel's arguments, in order; `blocks` is how many blocks of rows there are."""
+    return argument_names(["x", "w", "y"], conv.epilogue, _sizes(conv))
+
+
+def conv_units(conv: Conv, tiling: ConvTiling, images: int, planes: int, blocks: int) -> int:
+    """How many units of work there are."""
+    return images * planes * blocks * conv.groups * -(-conv.outputs // tiling.columns)
+
+
+def packed_filters(w: np.ndarray, conv: Conv, tiling: ConvTiling) -> np.ndarray:
+    """Filters [groups * outputs, channels, *kernel] in the order in which the kernel reads them; flat.
+
+    For each group and panel, part of the channels: taps, channels, columns; of a planar input channels, taps, columns.
+    """
+    shape = conv.groups, conv.outputs, conv.channels, conv.window.taps
+    filters = w.reshape(shape).astype(computed_in(conv.dtype).numpy, copy=False)
+    strips = []
+    for first, last in _part_bounds(conv, tiling):
+        runs = tiling.runs(last - first) if conv.x.channel == 1 else 1
+        strip = filters[:, :, first:last].reshape(*shape[:2], runs, -1, conv.window.taps)
+        order = strip.transpose(0, 2, 4, 3, 1) if conv.x.channel == 1 else strip.transpose(0, 2, 3, 4, 1)
+        strips.append(order.reshape(conv.groups, -1, conv.outputs))
+    return packed_panels(np.concatenate(strips, 1), tiling.columns)
+
+
+def _part_bounds(conv: Conv, tiling: ConvTiling) -> Iterator[tuple[int, int]]:
+    step = -(-conv.channels // tiling.parts)
+    for first in range(0, conv.channels, step):
+        yield first, min(first + step, conv.channels)
+
+
+def build_conv(name: str, conv: Conv, tiling: ConvTiling) -> Module:
+    """The kernel as a module of the level "loop"; see `conv_arguments` for what it takes."""
+    return _ConvBuilder(name, conv, tiling).module()
+
+
+# ---- building --------------------------------------------------------------------------------------------------------
+
+
+class _ConvBuilder:
+    def __init__(self, name: str, conv: Conv, tiling: ConvTiling) -> None:
+        self.conv, self.tiling = conv, tiling
+        self.computed = computed_in(conv.dtype)
+        self.buffers = {"x": conv.dtype, "w": self.computed, "y": conv.dtype}
+        names = conv_arguments(conv)
+        self.b = LoopBuilder(name, **argument_types(names, self.buffers, conv.epilogue))
+        self.n = Numbers(self.b, _sizes(conv))
+        self.panels = -(-conv.outputs // tiling.columns)
+        self.parts = list(_part_bounds(conv, tiling))
+        operands = tuple(EpilogueOperand(o.name, o.dtype, None, o.layout.channel or 0) for o in conv.epilogue.operands)
+        epilogue = Epilogue(operands, conv.epilogue.body)
+        self.body = epilogue_body(self.b, "epilogue", epilogue, tiling.lanes, self.computed)
+        self.functions: dict[tuple[int, ...], str] = {}
+        self.prefetches = _tile_count(conv, tiling) <= PREFETCH_TILES
+
+    def module(self) -> Module:
+        b, n, conv = self.b, self.n, self.conv
+        with b.loop(b["begin"], b["end"]) as unit:
+            panel = b.rem(unit, self.panels) if self.panels > 1 else 0
+            rest = b.div(unit, self.panels)
+            group = b.rem(rest, conv.groups) if conv.groups > 1 else 0
+            rest = b.div(rest, conv.groups)
+            block, rest = b.rem(rest, n["blocks"]), b.div(rest, n["blocks"])
+            one_plane = conv.planes == 1
+            plane = 0 if one_plane else b.rem(rest, n["planes"])
+            image = rest if one_plane else b.div(rest, n["planes"])
+            self.unit({"image": image, "plane": plane}, block, group, panel)
+        return b.module()
+
+    def unit(self, place: dict[str, Operand], block: Operand, group: Operand, panel: Operand) -> None:
+        """One panel of a block of rows."""
+        b, n, conv, tiling = self.b, self.n, self.conv, self.tiling
+        channel = b.add(b.mul(group, conv.outputs), b.mul(panel, tiling.columns))
+        columns = b.min(b.sub(conv.outputs, b.mul(panel, tiling.columns)), tiling.columns)
+        if conv.outputs % tiling.columns == 0:
+            columns = tiling.columns
+        first, last = share(b, block, n["rows"], n["blocks"])
+        source = n.offset("x", image=place["image"], channel=b.mul(group, conv.channels))
+        source = b.add(source, n.offset("x", plane=b.mul(place["plane"], conv.window.strides[0])))
+        views = {"x": b.view(b["x"], source)}
+        for name in ("y", *(operand.name for operand in conv.epilogue.operands)):
+            views[name] = b.view(b[name], n.offset(name, **place, channel=channel))
+        strip = b.mul(b.add(b.mul(group, self.panels), panel), conv.depth * tiling.columns)
+        for index, (begin, end) in enumerate(self.parts):
+            here = {**views, "x": b.view(views["x"], n.offset("x", channel=begin))}
+            here["w"] = b.view(b["w"], b.add(strip, begin * conv.window.taps * tiling.columns))
+            self.block(here, first, last, columns, index, end - begin)
+
+    def block(
+        self, views: dict[str, Value], first: Operand, last: Operand, columns: Operand, part: int, depth: int
+    ) -> None:
+        """The tiles of rows `first` to `last`, for one part of the input channels."""
+        b, n, conv, tiling = self.b, self.n, self.conv, self.tiling
+        rows, pixels = b.sub(last, first), n["pixels"]
+        across, down = (
+            b.div(b.add(total, most - 1), most) for total, most in ((pixels, tiling.pixels), (rows, tiling.rows))
+        )
+        # A strip of filters is used by few tiles of a small image: meanwhile the next strip is fetched, evenly.
+        tiles, size = b.mul(down, across), depth * conv.window.taps * tiling.columns
+        step = b.max(b.div(tiling.columns, tiles), 1) if self.prefetches else 0
+        with b.loop(0, down) as y, b.loop(0, across) as x:
+            top, bottom = share(b, y, rows, down)
+            left, right = share(b, x, pixels, across)
+            row = b.add(first, top)
+            place = {"row": b.mul(row, conv.window.strides[1]), "pixel": b.mul(left, conv.window.strides[2])}
+            here = {"x": b.view(views["x"], n.offset("x", **place)), "w": views["w"]}
+            for name in ("y", *(operand.name for operand in conv.epilogue.operands)):
+                here[name] = b.view(views[name], n.offset(name, row=row, pixel=left))
+            ahead: list[Operand] = []
+            if self.prefetches:
+                tile = b.add(b.mul(y, across), x)
+                ahead = [b.view(views["w"], b.add(size, b.mul(tile, b.mul(size // tiling.columns, step)))), step]
+            self.tile(here, b.sub(bottom, top), b.sub(right, left), [columns, *ahead], part, depth)
+
+    def tile(
+        self, views: dict[str, Value], rows: Operand, pixels: Operand, given: list[Operand], part: int, depth: int
+    ) -> None:
+        """Call the function for tiles of `rows` x `pixels`."""
+        b, conv, tiling = self.b, self.conv, self.tiling
+        heights = list(range(1, tiling.rows + 1))
+        widths = even_sizes(conv.pixels, tiling.pixels)
+        flags = [b.value(flag, types.scalar(bool_)) for flag in (part > 0, part == len(self.parts) - 1)]
+        extra = [b[name] for name in self.n.unknown(*self.strides())]
+        passed = [*views.values(), *given, *(flags if len(self.parts) > 1 else []), *extra]
+        choose(
+            b, rows, heights,
+            lambda height: choose(
+                b, pixels, widths, lambda width: b.call(self.function(height, width, depth), *passed) and None
+            ),
+        )  # fmt: skip
+
+    def strides(self) -> list[str]:
+        """The strides that a tile's function uses."""
+        dims = ("plane", "row", "pixel", "channel")
+        return [*(f"x_{dim}" for dim in dims), "y_row", "y_pixel", *tile_strides(self.conv.epilogue)]
+
+    def function(self, rows: int, pixels: int, depth: int) -> str:
+        """The function for tiles of `rows` x `pixels` over `depth` input channels; made when first asked for."""
+        key = rows, pixels, depth
+        name = self.functions.get(key)
+        if name is None:
+            name = self.functions[key] = f"tile{rows}x{pixels}x{depth}"
+            self.b.include(self.micro_kernel(name, rows, pixels, depth))
+        return name
+
+    def micro_kernel(self, name: str, rows: int, pixels: int, depth: int) -> Function:
+        conv, tiling = self.conv, self.tiling
+        arguments: dict[str, types.Type] = {
+            key: types.buffer(dtype) for key, dtype in (("x", conv.dtype), ("w", self.computed), ("y", conv.dtype))
+        }
+        arguments |= {operand.name: types.buffer(operand.dtype) for operand in conv.epilogue.operands}
+        arguments["columns"] = INDEX
+        if self.prefetches:
+            arguments |= {"ahead": types.buffer(self.computed), "ahead_step": INDEX}
+        if len(self.parts) > 1:
+            arguments |= {"more": types.scalar(bool_), "last": types.scalar(bool_)}
+        arguments |= self.n.unknown(*self.strides())
+        b = LoopBuilder(name, **arguments)
+        n = Numbers(b, self.n.sizes)
+        down, right = conv.window.strides[1:]
+        steps = [(row, pixel) for row in range(rows) for pixel in range(pixels)]
+        places = [n.offset("x", row=row * down, pixel=pixel * right) for row, pixel in steps]
+        tile = Tile(rows * pixels, tiling.vectors, tiling.lanes, self.computed)
+        nest = reduction(b, n, conv, depth, tiling.runs(depth))
+        ahead = (b["ahead"], b["ahead_step"]) if self.prefetches else None
+        sums = _sum(b, tile, nest, tile.zeros(b), (b["x"], b["w"], ahead), places)
+        columns: Operand = tiling.columns if conv.outputs % tiling.columns == 0 else b["columns"]
+        target = Target(b["y"], [n.offset("y", row=row, pixel=pixel) for row, pixel in steps], columns)
+        more, last = (b["more"], b["last"]) if len(self.parts) > 1 else (False, True)
+        given = given_operands(b, n, conv.epilogue, rows, pixels)
+        tile.finish(b, sums, target, more, last, self.body, given)
+        return b.finish()
+
+
+def reduction(b: LoopBuilder, n: Numbers, conv: Conv, depth: int, runs: int) -> list[tuple[int, Operand]]:
+    """The dims that are summed over, outer ones first, as extent and stride in x: for each of `runs` the taps and its
+    channels. Dims without a gap between them are one."""
+    window = conv.window
+    taps: list[tuple[int, Operand]] = [
+        (extent, b.mul(dilation, n[f"x_{dim}"]))
+        for extent, dilation, dim in zip(window.kernel, window.dilations, ("plane", "row", "pixel"), strict=True)
+    ]
+    dims: list[tuple[int, Operand]] = [(depth, n["x_channel"]), *taps]
+    if conv.x.channel == 1:
+        dims = [(runs, depth // runs), *taps, (depth // runs, 1)]
+    joined: list[tuple[int, Operand]] = []
+    for extent, stride in dims:
+        if extent == 1:
+            continue
+        outer = joined[-1][1] if joined else None
+        if isinstance(outer, int) and isinstance(stride, int) and outer == extent * stride:
+            joined[-1] = (joined[-1][0] * extent, stride)
+        else:
+            joined.append((extent, stride))
+    return joined or [(1, 1)]
+
+
+def _tile_count(conv: Conv, tiling: ConvTiling) -> float:
+    """How many tiles a plane has, if that is known."""
+    if conv.rows is None or conv.pixels is None:
+        return float("inf")
+    return -(-conv.rows // tiling.rows) * -(-conv.pixels // tiling.pixels)
+
+
+# What is read: the input at the tile's first output, the filters, and perhaps what to prefetch and in which steps.
+_Sources = tuple[Value, Value, "tuple[Value, Value] | None"]
+
+
+def _sum(
+    b: LoopBuilder,
+    tile: Tile,
+    nest: Sequence[tuple[int, Operand]],
+    sums: Sequence[Value],
+    sources: _Sources,
+    places: Sequence[Operand],
+) -> list[Value]:
+    """The sums over all dims of `nest`."""
+    (extent, stride), *inner = nest
+    count = math.prod(size for size, _ in inner)
+    x, strip, ahead = sources
+    with b.loop(0, extent, 1, sums) as state:
+        k = state.index
+        here = b.view(x, b.mul(k, stride))
+        if inner:
+            further = None if ahead is None else (b.view(ahead[0], b.mul(b.mul(k, count), ahead[1])), ahead[1])
+            filters = b.view(strip, b.mul(k, count * tile.columns))
+            state.yields(_sum(b, tile, inner, state.values, (here, filters, further), places))
+        else:
+            right = tile.right(b, strip, b.mul(k, tile.columns))
+            if ahead is not None:
+                b.prefetch(ahead[0], b.mul(k, ahead[1]), level=2)
+            state.yields(tile.step(b, state.values, here, places, right))
+    return list(state.results)

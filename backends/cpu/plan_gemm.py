@@ -1,0 +1,177 @@
+"""Planning matrix products: layouts, batches, packed weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...graph.core import Operation, Value
+from ...graph.kernel.bodies import interpret, signature
+from ...graph.kernel.kernel_base import epilogue_of, extras_of
+from ...graph.kernel.scalar_emitter import ScalarEmitter
+from ...graph.kernel.strided import Shape, Strided
+from .kernels.elementwise import collapse
+from .kernels.gemm import Gemm, Tiling, arguments_of, build_gemm, choose_tiling, scratch_elements, work_units
+from .kernels.pack import packed_panels
+from .kernels.tile import Epilogue, EpilogueOperand
+from .planner import Argument, Planner, View, dtype_of, plans
+
+if TYPE_CHECKING:
+    from ...graph.kernel.loop_builder import LoopBuilder
+
+
+@dataclass(frozen=True)
+class Product:
+    """Stacks of matrices as views of one batch: a [batch, m, k], b [batch, k, n], c and extras [batch, m, n].
+
+    `weight` is the value of b if that is one constant matrix, `static` says that m is the same in every run.
+    """
+
+    a: View
+    b: View
+    c: View
+    extras: tuple[View, ...]
+    weight: Value | None
+    static: bool
+
+
+@plans("kernel.gemm")
+def plan_gemm(planner: Planner, op: Operation) -> None:
+    """Rows of the result lie one behind the other."""
+    left, right = op.operand_values[:2]
+    shape = planner.shape(op.result)
+    a, b = planner.view(left), planner.view(right)
+    c = planner.new(op.result)
+    extras = tuple(planner.view(value).broadcast(shape) for value in extras_of(op))
+    weight = right if planner.is_known(right) and b.layout.rank == 2 else None
+    product = Product(
+        a.broadcast((*shape[:-2], *a.shape[-2:])), b.broadcast((*shape[:-2], *b.shape[-2:])), c,
+        extras, weight, planner.is_static(op.result),
+    )  # fmt: skip
+    multiply(planner, op, product)
+
+
+def multiply(planner: Planner, op: Operation, product: Product) -> None:
+    """Call the product of views; `op` has the epilogue."""
+    product = _readable(planner, product)
+    product = _as_one_matrix(product)
+    batch, m, n = product.c.shape[:-2], product.c.shape[-2], product.c.shape[-1]
+    k = product.a.shape[-1]
+    c_row = _row_stride(product.c)
+    machine, dtype = planner.machine, dtype_of(op.result)
+    tiling = choose_tiling(machine, dtype, m if product.static else None, n, k)
+    b = product.b
+    panels = _packed(planner, product, tiling)
+    operands = tuple(
+        EpilogueOperand(f"e{index}", view.dtype, None if view.strides[-2] else 0, view.strides[-1])
+        for index, view in enumerate(product.extras)
+    )
+    space = collapse(batch, [view.layout.strides[:-2] for view in (product.a, b, product.c, *product.extras)])
+    rows = [list(strides) for strides in space.strides]
+    if panels is not None:
+        rows[1] = [0] * len(space.extents)
+    gemm = Gemm(
+        m=m if product.static else None, n=n, k=k, dtype=dtype, a_row=product.a.strides[-2], a_k=product.a.strides[-1],
+        c_row=c_row if product.static else None, b_packed=panels is not None, b_k=b.strides[-2],
+        b_column=b.strides[-1], batched=space.extents != (1,), epilogue=_epilogue(op, operands),
+    )  # fmt: skip
+    if not product.static:
+        gemm = replace(gemm, a_row=None, **({} if panels is not None else {"n": None, "k": None, "b_k": None}))
+    name = f"gemm_{'m' if gemm.m is None else m}x{n}x{k}"
+    block = epilogue_of(op)
+    key = (replace(gemm, epilogue=Epilogue(operands)), tiling, None if block is None else signature(block))
+    compiled = planner.library.get(key, lambda name: build_gemm(name, gemm, tiling), name)
+    given: dict[str, Argument] = {
+        "m": m, "n": n, "k": k, "a_row": product.a.strides[-2], "a_k": product.a.strides[-1], "c_row": c_row,
+        "b_k": b.strides[-2], "b_column": b.strides[-1],
+        "a_batch": rows[0][-1], "b_batch": rows[1][-1], "c_batch": rows[2][-1],
+    }  # fmt: skip
+    names = ["a", "b", "c", *(operand.name for operand in operands)]
+    for index, view in enumerate(product.extras):
+        given[f"e{index}_row"], given[f"e{index}_batch"] = view.strides[-2], rows[3 + index][-1]
+    scratch = scratch_elements(gemm, tiling) * dtype.numpy.itemsize
+    units = work_units(gemm, tiling, m, n, space.extents[-1]) if product.c.layout.size else 0
+    views = [product.a, b if panels is None else panels, product.c, *product.extras]
+    from .planner import Buffer
+
+    for position in np.ndindex(*space.extents[:-1]):
+        for each, view, strides in zip(names, views, rows, strict=True):
+            offset = sum(p * s for p, s in zip(position, strides[:-1], strict=True))
+            given[each] = planner.buffer(view, offset)
+        given["scratch"] = Buffer(None)
+        arguments = [given[each] for each in arguments_of(gemm) if each not in ("begin", "end", "thread")]
+        planner.call(compiled, arguments, units, 2.0 * m * n * max(k, 1) * space.extents[-1], scratch)
+
+
+def _readable(planner: Planner, product: Product) -> Product:
+    """The product with every operand of its epilogue in a form that tiles read: along a row constant or contiguous."""
+    extras = tuple(
+        view if view.shape[-1] == 1 or view.strides[-1] in (0, 1) else planner.copied(view) for view in product.extras
+    )
+    extras = tuple(
+        view.seen(replace(view.layout, strides=(*view.strides[:-1], 0))) if view.shape[-1] == 1 else view
+        for view in extras
+    )
+    return replace(product, extras=extras)
+
+
+def _as_one_matrix(product: Product) -> Product:
+    """A stack of matrices times one matrix is one tall matrix times it, if the rows advance evenly."""
+    batch = product.c.shape[:-2]
+    views = [product.a, product.c, *product.extras]
+    if not batch or any(stride for stride in product.b.strides[:-2]):
+        return product
+    space = collapse(product.c.shape[:-1], [view.strides[:-1] for view in views])
+    if len(space.extents) != 1:
+        return product
+    flat = [
+        view.seen(Strided((*space.extents, view.shape[-1]), (strides[0], view.strides[-1]), view.layout.offset))
+        for view, strides in zip(views, space.strides, strict=True)
+    ]
+    b = product.b.seen(Strided(product.b.shape[-2:], product.b.strides[-2:], product.b.layout.offset))
+    return replace(product, a=flat[0], b=b, c=flat[1], extras=tuple(flat[2:]))
+
+
+def _row_stride(view: View) -> int:
+    """The distance of rows; that of a single row does not matter."""
+    return view.strides[-2] if view.shape[-2] > 1 else view.shape[-1]
+
+
+def _epilogue(op: Operation, operands: tuple[EpilogueOperand, ...]) -> Epilogue:
+    block = epilogue_of(op)
+    if block is None:
+        return Epilogue()
+
+    def body(b: LoopBuilder, total: Value, given: Sequence[Value]) -> Any:
+        [result] = interpret(block, ScalarEmitter(b), [total, *given])
+        return result
+
+    return Epilogue(operands, body)
+
+
+def _packed(planner: Planner, product: Product, tiling: Tiling) -> View | None:
+    """The panels of a constant b, made once for all plans; None if it is not constant."""
+    if product.weight is None or product.b.layout.rank != 2:
+        return None
+    view = product.b
+    key = ("panels", id(view.storage.array), view.layout, tiling.columns)
+    found = planner.shared.packed.get(key)
+    if found is None:
+        array = view.storage.array
+        assert array is not None
+        found = planner.shared.packed[key] = packed_panels(_matrix(array, view.layout), tiling.columns)
+    return planner.constant(found, view.dtype)
+
+
+def _matrix(array: np.ndarray, layout: Strided) -> np.ndarray:
+    flat = array.reshape(-1)
+    strides = [stride * flat.dtype.itemsize for stride in layout.strides]
+    return np.lib.stride_tricks.as_strided(flat[layout.offset :], layout.shape, strides)
+
+
+def shape_of_matrix(shape: Shape) -> tuple[int, int]:
+    return math.prod(shape[:-1]), shape[-1]

@@ -1,0 +1,378 @@
+"""Planning a segment for the sizes of a run: where each value lies, and which kernels are called.
+
+Every value is a view: a strided layout in some storage. Kernels that only look at a tensor in another way (transpose,
+slice, broadcast, most reshapes) give a view of the same storage and no call. A 2-D convolution leaves its channels last
+in memory, and what follows keeps that order; no operation of the graph knows of it.
+
+Each kernel of the level "kernel" has a planner, registered with `@plans("kernel.map")`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...graph.core import Operation, Value
+from ...graph.diagnostics import ExecutionError, TilewrightError
+from ...graph.dtypes import DType
+from ...graph.evaluation import evaluate_op
+from ...graph.kernel.kernel_base import KernelOp, ViewOp
+from ...graph.kernel.strided import Shape, Strided, dense_strides
+from ...graph.lowerings.builder import data_of
+from ...graph.opdef import Trait
+from ...graph.types import TensorType
+
+if TYPE_CHECKING:
+    from ...graph.module import Module
+    from .library import Kernel, KernelLibrary
+    from .segment import Segment
+
+
+@dataclass(eq=False)
+class Storage:
+    """Memory that values lie in: a constant's `array`, the segment's input `slot`, or (both None) `bytes` of its own."""
+
+    bytes: int
+    array: np.ndarray | None = None
+    slot: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Elements of `dtype` in a storage."""
+
+    storage: Storage
+    dtype: DType
+    layout: Strided
+
+    @property
+    def shape(self) -> Shape:
+        return self.layout.shape
+
+    @property
+    def strides(self) -> Shape:
+        return self.layout.strides
+
+    def seen(self, layout: Strided) -> View:
+        """The same storage, otherwise laid out."""
+        return View(self.storage, self.dtype, layout)
+
+    def broadcast(self, shape: Sequence[int]) -> View:
+        return self.seen(self.layout.broadcast(shape))
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer argument: `offset` bytes into a storage, or (None) into the call's scratch memory."""
+
+    storage: Storage | None
+    offset: int = 0
+
+
+Argument = Buffer | int
+
+
+@dataclass
+class Call:
+    """One kernel call of a plan: a buffer or a number for each argument, and how the work is shared out."""
+
+    kernel: Kernel
+    arguments: Sequence[Argument]
+    units: int
+    parts: int
+    scratch: int = 0
+
+
+@dataclass
+class Halo:
+    """Elements around the spatial dims of a channels-last image that are there for windows to read, as zeros."""
+
+    before: Shape
+    after: Shape
+
+
+PlanFunction = Callable[["Planner", Operation], None]
+_PLANS: dict[str, PlanFunction] = {}
+
+# Below so many operations a thread has done its part before another could be told.
+OPERATIONS_PER_THREAD = 50_000
+
+
+def plans(*names: str) -> Callable[[PlanFunction], PlanFunction]:
+    """Function decorator: how kernels of these names are planned."""
+
+    def register(function: PlanFunction) -> PlanFunction:
+        for name in names:
+            _PLANS[name] = function
+        return function
+
+    return register
+
+
+def has_plan(op: Operation) -> bool:
+    """Whether a kernel can be planned here; views need no planner of their own."""
+    from . import planners  # noqa: F401 - registers them
+
+    return isinstance(op.definition, ViewOp) or op.name in _PLANS
+
+
+@dataclass
+class Shared:
+    """What all plans of an executable share: compiled kernels, and weights packed for them."""
+
+    library: KernelLibrary
+    threads: int
+    packed: dict[Hashable, np.ndarray] = field(default_factory=dict)
+
+
+class Planner:
+    """Makes the calls of one segment for inputs of `shapes`; `values` are the elements of those that must be known."""
+
+    def __init__(
+        self, shared: Shared, segment: Segment, shapes: Sequence[Shape], values: Mapping[Value, np.ndarray]
+    ) -> None:
+        self.shared, self.segment = shared, segment
+        self.library, self.machine, self.threads = shared.library, shared.library.machine, shared.threads
+        self.calls: list[Call] = []
+        self.shapes: dict[Value, Shape] = dict(zip(segment.inputs, shapes, strict=True))
+        self.halos: dict[Storage, tuple[Strided, Halo]] = {}
+        self._known: dict[Value, np.ndarray] = dict(values)
+        self._views: dict[Value, View] = {}
+        self._constants: dict[int, Storage] = {}
+        self._wanted: dict[Value, Halo] = {}
+        self._homes: dict[Value, tuple[Operation, int]] = {}
+        for slot, value in enumerate(segment.inputs):
+            self._views[value] = View(Storage(0, slot=slot), dtype_of(value), Strided.contiguous(self.shapes[value]))
+
+    def plan(self) -> None:
+        """Find all sizes, then all layouts and calls."""
+        for op in self.segment.ops:
+            self._located(op, self._measure)
+        for op in self.segment.ops:
+            if isinstance(op.definition, KernelOp):
+                from .plan_windows import wanted_halo
+
+                wanted_halo(self, op)
+        self._find_homes()
+        for op in self.segment.ops:
+            if isinstance(op.definition, ViewOp):
+                self._located(op, self._view)
+            elif isinstance(op.definition, KernelOp):
+                self._located(op, lambda op: _PLANS[op.name](self, op))
+
+    # ---- what is known of values ---------------------------------------------------------------------------------
+
+    def shape(self, value: Value) -> Shape:
+        found = self.shapes.get(value)
+        if found is None:
+            found = self.shapes[value] = self.known(value).shape
+        return found
+
+    def known(self, value: Value) -> np.ndarray:
+        """The elements of a value that follows from shapes and constants. Raises KeyError for another one."""
+        found = self._known.get(value)
+        if found is None:
+            data = data_of(value)
+            if data is None:
+                raise KeyError(f"%{value.name} is not known when a run is planned")
+            found = self._known[value] = data.numpy()
+        return found
+
+    def is_known(self, value: Value) -> bool:
+        return value in self._known or data_of(value) is not None
+
+    def is_static(self, value: Value) -> bool:
+        """Whether all sizes of the value are the same in every run, so that code can be made for them."""
+        return isinstance(value.type, TensorType) and value.type.is_static
+
+    def view(self, value: Value) -> View:
+        """Where the value lies."""
+        found = self._views.get(value)
+        if found is None:
+            found = self._views[value] = self.constant(self.known(value), dtype_of(value))
+        return found
+
+    def constant(self, array: np.ndarray, dtype: DType) -> View:
+        """A view of an array that does not change."""
+        flat = np.ascontiguousarray(array)
+        storage = self._constants.get(id(array))
+        if storage is None:
+            storage = self._constants[id(array)] = Storage(flat.nbytes, array=flat)
+        return View(storage, dtype, Strided.contiguous(array.shape))
+
+    # ---- making values -------------------------------------------------------------------------------------------
+
+    def define(self, value: Value, view: View) -> None:
+        """Say that `value` is this view of storage that is there already."""
+        self._views[value] = view
+
+    def new(self, value: Value, order: Sequence[int] | None = None) -> View:
+        """Memory for a result, its axes in `order` (slowest first; default: row-major).
+
+        A part of a concatenation lies inside that, if `order` is its order too; an image that windows will be moved
+        over gets the halo they need.
+        """
+        shape, dtype = self.shape(value), dtype_of(value)
+        view = self._inside_concat(value, order)
+        if view is None:
+            view = self.allocate(shape, dtype, order, self._wanted.get(value))
+        self._views[value] = view
+        return view
+
+    def allocate(self, shape: Shape, dtype: DType, order: Sequence[int] | None = None, halo: Halo | None = None) -> View:
+        """Memory of its own."""
+        size = dtype.numpy.itemsize
+        if halo is None or order is None or tuple(order) != channels_last(len(shape)) or 0 in shape:
+            storage = Storage(math.prod(shape) * size)
+            return View(storage, dtype, Strided(shape, dense_strides(shape, order)))
+        spatial = [b + n + a for b, n, a in zip(halo.before, shape[2:], halo.after, strict=True)]
+        strides = dense_strides((*shape[:2], *spatial), order)
+        offset = sum(before * stride for before, stride in zip(halo.before, strides[2:], strict=True))
+        storage = Storage(shape[0] * shape[1] * math.prod(spatial) * size)
+        layout = Strided(shape, strides, offset)
+        self.halos[storage] = layout, halo
+        view = View(storage, dtype, layout)
+        from .plan_windows import clear_halo
+
+        clear_halo(self, view, halo)
+        return view
+
+    def want_halo(self, value: Value, before: Sequence[int], after: Sequence[int]) -> None:
+        """Ask for so much room around an image when it is made."""
+        old = self._wanted.get(value)
+        if old is not None:
+            before = [max(pair) for pair in zip(old.before, before, strict=True)]
+            after = [max(pair) for pair in zip(old.after, after, strict=True)]
+        self._wanted[value] = Halo(tuple(before), tuple(after))
+
+    def copied(self, view: View, order: Sequence[int] | None = None, halo: Halo | None = None) -> View:
+        """A copy without gaps, its axes in `order`."""
+        from .plan_map import copy
+
+        target = self.allocate(view.shape, view.dtype, order, halo)
+        copy(self, view, target)
+        return target
+
+    def contiguous(self, view: View) -> View:
+        """The view itself if it is row-major without gaps, else a copy that is."""
+        return view if view.layout.is_contiguous else self.copied(view)
+
+    # ---- calls ---------------------------------------------------------------------------------------------------
+
+    def buffer(self, view: View, offset: int = 0) -> Buffer:
+        """The argument for a view, `offset` elements further on."""
+        return Buffer(view.storage, (view.layout.offset + offset) * view.dtype.numpy.itemsize)
+
+    def call(
+        self, kernel: Kernel, arguments: Sequence[Argument], units: int, operations: float, scratch: int = 0
+    ) -> None:
+        """Call `kernel` for `units` units of work that take about so many `operations` in all."""
+        if units:
+            parts = max(1, min(self.threads, units, int(operations / OPERATIONS_PER_THREAD)))
+            self.calls.append(Call(kernel, arguments, units, parts, scratch))
+
+    # ---- sizes ---------------------------------------------------------------------------------------------------
+
+    def _measure(self, op: Operation) -> None:
+        definition = op.definition
+        if isinstance(definition, KernelOp):
+            shapes = [() if value is None else self.shape(value) for value in op.operands]
+            operands = op.operands
+            found = definition.result_shapes(op, shapes, lambda index: self._operand(operands[index]))
+            self.shapes.update(zip(op.results, found, strict=True))
+            return
+        if Trait.SHAPE_ONLY in definition.traits:
+            given = [None if v is None else self._stand_in(v) for v in op.operands]
+        else:
+            given = [None if v is None else self.known(v) for v in op.operands]
+        for result, array in zip(op.results, evaluate_op(op, given), strict=True):
+            self._known[result] = array
+            self.shapes[result] = np.shape(array)
+
+    def _operand(self, value: Value | None) -> np.ndarray:
+        assert value is not None
+        return self.known(value)
+
+    def _stand_in(self, value: Value) -> np.ndarray:
+        """An array of the value's shape, of which only the shape is looked at."""
+        if self.is_known(value):
+            return self.known(value)
+        return np.broadcast_to(np.zeros((), dtype_of(value).numpy), self.shape(value))
+
+    def _view(self, op: Operation) -> None:
+        definition, operands = op.definition, op.operands
+        assert isinstance(definition, ViewOp) and operands[0] is not None
+        source = self.view(operands[0])
+        layout = definition.view(op, source.layout, lambda index: self._operand(operands[index]))
+        if layout is None:
+            source = self.contiguous(source)
+            layout = definition.view(op, source.layout, lambda index: self._operand(operands[index]))
+            assert layout is not None
+        self.define(op.result, source.seen(layout))
+
+    def _located(self, op: Operation, plan: Callable[[Operation], None]) -> None:
+        try:
+            plan(op)
+        except TilewrightError:
+            raise
+        except ValueError as error:
+            shapes = ", ".join(str(list(self.shape(v))) for v in op.operand_values if v in self.shapes)
+            name = op.name.removeprefix("kernel.")
+            raise ExecutionError("run/shape", f"{name} of {shapes}: {error}", op.location) from error
+
+    # ---- parts of concatenations ---------------------------------------------------------------------------------
+
+    def _find_homes(self) -> None:
+        """Values that are made by one kernel and read only by a concatenation can be written where that wants them."""
+        for op in self.segment.ops:
+            if op.name != "kernel.concat":
+                continue
+            for index, value in enumerate(op.operand_values):
+                producer = value.producer
+                is_made = producer is not None and producer.name in _WRITE_STRIDED and value in self.shapes
+                if is_made and value.use_count == 1 and value not in self.segment.outputs:
+                    self._homes[value] = op, index
+
+    def _inside_concat(self, value: Value, order: Sequence[int] | None) -> View | None:
+        home = self._homes.get(value)
+        if home is None or value in self._wanted:
+            return None
+        concat, index = home
+        whole = self._views.get(concat.result)
+        if whole is None:
+            whole = self.new(concat.result, order)
+        if whole.layout.order() != Strided(whole.shape, dense_strides(whole.shape, order)).order():
+            return None
+        return whole.seen(self.part_of(concat, index, whole.layout))
+
+    def part_of(self, concat: Operation, index: int, whole: Strided) -> Strided:
+        """Where operand `index` of a concatenation lies."""
+        axis = concat.attr("axis") % whole.rank
+        sizes = [self.shape(value)[axis] for value in concat.operand_values]
+        return whole.sliced(axis, sum(sizes[:index]), sizes[index])
+
+    def layout_of(self, value: Value) -> View | None:
+        """Where a value lies, if that is decided."""
+        return self._views.get(value)
+
+
+# Kernels that can write a result with gaps between its rows.
+_WRITE_STRIDED = frozenset({"kernel.map", "kernel.conv", "kernel.gemm", "kernel.pool"})
+
+
+def channels_last(rank: int) -> tuple[int, ...]:
+    """The order of axes in which channels are the fastest."""
+    return (0, *range(2, rank), 1)
+
+
+def dtype_of(value: Value) -> DType:
+    assert isinstance(value.type, TensorType)
+    return value.type.dtype
+
+
+def module_text(module: Module) -> Any:
+    return str(module)

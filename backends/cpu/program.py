@@ -1,0 +1,118 @@
+"""A plan that is ready to run: a table of steps over one arena, for one native call. See `runtime`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...graph.core import Value
+from .memory_plan import Lifetime, place
+from .planner import Buffer, Call, Planner, Storage, View, dtype_of
+from .runtime import STEP_WORDS, Pool, runtime
+
+if TYPE_CHECKING:
+    from ...graph.kernel.strided import Shape
+
+# Bases that every program has: address 0, for constants given by their address, and the arena.
+NULL, ARENA, FIRST_FREE = 0, 1, 2
+
+
+class Program:
+    """The table of a segment's calls for one set of input sizes. Immutable, so that many threads may run it.
+
+    `known` are the outputs that were worked out when it was planned, by their place among the outputs.
+    """
+
+    def __init__(self, planner: Planner) -> None:
+        segment = planner.segment
+        self.outputs: list[tuple[Shape, np.dtype]] = []
+        self.known: dict[int, np.ndarray] = {}
+        slots: dict[Storage, int] = {}
+        for index, value in enumerate(segment.outputs):
+            if planner.is_known(value):
+                self.known[index] = planner.known(value)
+            else:
+                slots[_output(planner, value, slots)] = FIRST_FREE + len(segment.inputs) + len(self.outputs)
+                self.outputs.append((planner.shape(value), dtype_of(value).numpy))
+        self.calls = planner.calls
+        self.parallel = any(call.parts > 1 for call in self.calls)
+        self._keep: list[np.ndarray] = []
+        scratch = self._place(slots, planner.threads)
+        self._tables = [self._table(call, slots, offset) for call, offset in zip(self.calls, scratch, strict=True)]
+        rows = [
+            [call.kernel.entry, table.ctypes.data, call.units, call.parts]
+            for call, table in zip(self.calls, self._tables, strict=True)
+        ]
+        self._steps = np.array(rows, np.int64).reshape(len(rows), STEP_WORDS)
+
+    def _place(self, slots: dict[Storage, int], threads: int) -> list[int]:
+        """Offsets of the storages in the arena (kept) and of each call's scratch memory (returned)."""
+        first: dict[Storage, int] = {}
+        last: dict[Storage, int] = {}
+        for position, call in enumerate(self.calls):
+            for argument in call.arguments:
+                if isinstance(argument, Buffer) and argument.storage is not None:
+                    first.setdefault(argument.storage, position)
+                    last[argument.storage] = position
+        own = [s for s in first if s not in slots and s.array is None and s.slot is None]
+        lifetimes = [Lifetime(storage.bytes, first[storage], last[storage]) for storage in own]
+        for position, call in enumerate(self.calls):
+            lifetimes.append(Lifetime(call.scratch * max(1, min(threads, call.parts)), position, position))
+        offsets, self.arena_bytes = place(lifetimes)
+        self._offsets = dict(zip(own, offsets, strict=False))
+        return offsets[len(own) :]
+
+    def _table(self, call: Call, slots: dict[Storage, int], scratch: int) -> np.ndarray:
+        words: list[int] = []
+        for argument in call.arguments:
+            if isinstance(argument, int | np.integer):
+                words.append(int(argument))
+                continue
+            storage = argument.storage
+            if storage is None:
+                words += [ARENA, scratch]
+            elif storage.array is not None:
+                self._keep.append(storage.array)
+                words += [NULL, storage.array.ctypes.data + argument.offset]
+            elif storage in slots:
+                words += [slots[storage], argument.offset]
+            elif storage.slot is not None:
+                words += [FIRST_FREE + storage.slot, argument.offset]
+            else:
+                words += [ARENA, self._offsets[storage] + argument.offset]
+        return np.array(words, np.int64)
+
+    def run(self, pool: Pool | None, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The outputs for contiguous input arrays; those that were not known before are fresh arrays."""
+        made = [np.empty(shape, dtype) for shape, dtype in self.outputs]
+        if self.calls:
+            arena = np.empty(self.arena_bytes + 64, np.uint8)
+            start = -(-arena.ctypes.data // 64) * 64
+            bases = np.array([0, start, *(array.ctypes.data for array in (*arrays, *made))], np.int64)
+            if pool is not None and self.parallel:
+                pool.run(self._steps.ctypes.data, len(self._steps), bases.ctypes.data)
+            else:
+                runtime().run(self._steps.ctypes.data, len(self._steps), bases.ctypes.data, 0, 1, 0)
+        if not self.known:
+            return made
+        fresh = iter(made)
+        count = len(made) + len(self.known)
+        return [self.known[index] if index in self.known else next(fresh) for index in range(count)]
+
+
+def _output(planner: Planner, value: Value, taken: dict[Storage, int]) -> Storage:
+    """The storage of an output: its own if nothing else is in it and it is row-major, else that of a copy."""
+    view = planner.view(value)
+    storage = view.storage
+    is_own = storage.array is None and storage.slot is None and storage not in taken
+    if is_own and _fills(view):
+        return storage
+    copied = planner.copied(view)
+    return copied.storage
+
+
+def _fills(view: View) -> bool:
+    layout = view.layout
+    return layout.offset == 0 and layout.is_contiguous and layout.size * view.dtype.numpy.itemsize == view.storage.bytes
