@@ -1,9 +1,10 @@
 """Row functions: softmax, the norms, and whatever else makes a row from a row and a few numbers about it.
 
-A row is read once, by `prologue`, and written once, by `epilogue`; what lies between stays in registers if the row is
-short, else in the first caches: in scratch memory if the elements are computed, else where they lie. Statistics take
-as many passes as depend on each other: the variance is that of differences from the mean, a softmax subtracts the
-greatest element. A row is one unit of work, or, where each lane has a row of its own ("column"), a block of rows.
+A row is read from memory once, by `prologue`, and written once, by `epilogue`; what lies between stays in registers if
+the row is short, else in the first caches: where it lies, or, if elements are computed, in the place of the result (in
+scratch memory if that has another dtype). So a result may take the memory of an operand, but not of one of `others`.
+Statistics take as many passes as depend on each other: the variance is that of differences from the mean, a softmax
+subtracts the greatest element. A row is one unit of work, or, where each lane has a row of its own, a block of rows.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ....graph.kernel.loop_builder import LoopBuilder, Operand
 from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Module
 from ..machine import Machine
+from .exponential import exp_of_negative
 from .strided import Along, Body, Size, Strided, View, argument_names, extent_sizes, lowest, view_sizes, widest_of
 
 # Vectors of totals along a row, and vectors of columns in a block.
@@ -58,21 +60,19 @@ class RowFunction:
 @cache
 def softmax() -> RowFunction:
     """exp(x) / sum(exp(x)), in differences from the greatest. NaN, or -infinity alone, makes the row NaN."""
-    total = Statistic(
-        "sum", lambda b, x, s: vector_math.exp(b, b.sub(x, s[0])), True, lambda b, total, count: b.div(1.0, total)
-    )
+    total = Statistic("sum", _exp_of_difference, True, lambda b, total, count: b.div(1.0, total))
     return RowFunction((Statistic("greatest"), total), lambda b, x, s: b.mul(x, s[1]))
 
 
 @cache
 def log_softmax() -> RowFunction:
     """The logarithm of softmax, without computing that."""
-    total = Statistic(
-        "sum",
-        lambda b, x, s: vector_math.exp(b, b.sub(x, s[0])),
-        finish=lambda b, total, count: vector_math.log(b, total),
-    )
+    total = Statistic("sum", _exp_of_difference, finish=lambda b, total, count: vector_math.log(b, total))
     return RowFunction((Statistic("greatest"), total), lambda b, x, s: b.sub(b.sub(x, s[0]), s[1]))
+
+
+def _exp_of_difference(b: LoopBuilder, x: Value, statistics: Sequence[Value]) -> Value:
+    return exp_of_negative(b, b.sub(x, statistics[0]))
 
 
 @cache
@@ -161,7 +161,7 @@ def row_units(kernel: RowKernel, machine: Machine, outer: Sequence[int]) -> int:
 
 def row_scratch(kernel: RowKernel, machine: Machine, row: Sequence[int]) -> int:
     """Elements of memory of its own (of the dtype that `row_buffers` says) that each thread needs."""
-    if not _is_staged(kernel):
+    if not _is_staged(kernel) or _has_room(kernel):
         return 0
     lanes = machine.lanes(_widest(kernel))
     width = lanes if kernel.along == "row" else lanes * _columns(kernel, machine)
@@ -183,6 +183,11 @@ def _columns(kernel: RowKernel, machine: Machine) -> int:
 def _is_staged(kernel: RowKernel) -> bool:
     """Whether elements are computed, so that they have to be put somewhere until they are needed again."""
     return kernel.prologue is not None or any(statistic.keeps for statistic in kernel.function.statistics)
+
+
+def _has_room(kernel: RowKernel) -> bool:
+    """Whether computed elements can wait in the place of the result."""
+    return bool(kernel.results) and kernel.results[0].dtype is _widest(kernel)
 
 
 def build_rows(name: str, kernel: RowKernel, machine: Machine) -> Module:
@@ -218,6 +223,7 @@ class _RowsBuilder(Strided):
         self.width = _columns(kernel, machine) if self.by_column else _CHAINS
         self.tensors = [name for name in _views(kernel) if name[0] in "yxoe"]
         self.staged = _is_staged(kernel)
+        self.stage = "y0" if _has_room(kernel) else "scratch"
         # Elements in registers, if the row is short and its length known.
         self.held: dict[int, Value] = {}
         self.is_held = self._fits_registers()
@@ -237,13 +243,12 @@ class _RowsBuilder(Strided):
 
     def units(self) -> None:
         b = self.b
-        if self.staged and not self.is_held:
+        self.scratch_place: Operand = 0
+        if self.staged and not self.is_held and self.stage == "scratch":
             lanes = self.width * self.lanes if self.by_column else 1
             own = b.mul(self.product(self.rows), lanes)
             own = b.mul(b.div(b.add(own, 15), 16), 16)
-            self.scratch_place: Operand = b.mul(own, b["thread"])
-        else:
-            self.scratch_place = 0
+            self.scratch_place = b.mul(own, b["thread"])
         with b.loop(b["begin"], b["end"]) as unit:
             if self.by_column:
                 self.column_unit(unit)
@@ -268,7 +273,7 @@ class _RowsBuilder(Strided):
         """A row, or a block of them, one for each lane."""
         self.masks = masks
         self.held = {}
-        self.in_scratch = False
+        self.is_put = False
         starts = {name: self.place(name, "outer", indices) for name in self.tensors}
         starts["scratch"] = self.scratch_place
         found: list[list[Value]] = []
@@ -276,7 +281,8 @@ class _RowsBuilder(Strided):
             found.append(self.statistic(position, statistic, found, starts))
         for index, (position, _) in enumerate(self.kernel.kept):
             self.keep_statistic(f"s{index}", found[position], indices)
-        self.sweep(starts, [], lambda spot, _: self.finish(spot, self.known(found, spot)), last=True)
+        self.prefetches = False
+        self.sweep(starts, [], lambda spot, _: self.finish(spot, self.known(found, spot)))
 
     def known(self, found: Sequence[Sequence[Value]], spot: _Spot) -> list[Value]:
         """The statistics for a vector of elements."""
@@ -291,6 +297,7 @@ class _RowsBuilder(Strided):
         b = self.b
         vector = types.vector(self.dtype, self.lanes)
         neutral = b.constant(0 if statistic.combine == "sum" else lowest(self.dtype), vector)
+        self.prefetches = position == len(self.kernel.function.statistics) - 1
 
         def step(spot: _Spot, total: Value | None) -> Value:
             x = self.element(position, spot)
@@ -303,14 +310,13 @@ class _RowsBuilder(Strided):
             return self.combine(statistic.combine, total, value)
 
         totals = self.sweep(starts, [neutral] * self.width, step)
-        self.in_scratch |= statistic.keeps or self.kernel.prologue is not None
+        self.is_put |= statistic.keeps or self.kernel.prologue is not None
         if self.by_column:
             return [self.finished(statistic, total) for total in totals]
         while len(totals) > 1:
             half = len(totals) // 2
             totals = [self.combine(statistic.combine, totals[i], totals[i + half]) for i in range(half)]
-        total = self.across(statistic.combine, totals[0])
-        return [b.broadcast(self.finished(statistic, total), self.lanes)]
+        return [b.broadcast(self.finished(statistic, self.across(statistic.combine, totals[0])), self.lanes)]
 
     def combine(self, how: str, total: Value, value: Value) -> Value:
         b = self.b
@@ -320,8 +326,13 @@ class _RowsBuilder(Strided):
         return b.select(b.lt(total, value), value, total)
 
     def across(self, how: str, vector: Value) -> Value:
-        """All lanes as one number."""
-        return self.b.reduce("add" if how == "sum" else "max", vector)
+        """All lanes as one number: halves are combined until one is left."""
+        b, lanes = self.b, self.lanes
+        while lanes > 1:
+            lanes //= 2
+            low, high = (b.shuffle(vector, vector, range(start, start + lanes)) for start in (0, lanes))
+            vector = self.combine(how, low, high)
+        return b.extract(vector, 0)
 
     def finished(self, statistic: Statistic, total: Value) -> Value:
         if statistic.finish is None:
@@ -360,16 +371,15 @@ class _RowsBuilder(Strided):
     def again(self, spot: _Spot) -> Value:
         if self.is_held:
             return self.held[spot.number]
-        if not self.in_scratch:
+        if not self.is_put:
             return self.b.cast(self.read("x0", spot), self.dtype)
-        return self.b.load(self.b["scratch"], spot.places["scratch"], self.lanes, None if self.by_column else spot.mask)
+        return self.read(self.stage, spot)
 
     def put(self, spot: _Spot, value: Value) -> None:
         if self.is_held:
             self.held[spot.number] = value
         else:
-            mask = None if self.by_column else spot.mask
-            self.b.store(value, self.b["scratch"], spot.places["scratch"], mask)
+            self.write(value, self.stage, spot)
 
     def read(self, name: str, spot: _Spot) -> Value:
         return self.load(name, spot.places[name], self.inner_stride(name), spot.mask)
@@ -388,15 +398,17 @@ class _RowsBuilder(Strided):
         result: Any = kernel.function.result(b, self.again(spot), statistics)
         values: Sequence[Any] = [result]
         if kernel.epilogue is not None:
-            values = kernel.epilogue(b, [result, *(self.read(f"o{index}", spot) for index in range(len(kernel.others)))])
+            values = kernel.epilogue(
+                b, [result, *(self.read(f"o{index}", spot) for index in range(len(kernel.others)))]
+            )
         for index, value in enumerate(values):
             self.write(value, f"y{index}", spot)
 
     # ---- passes ------------------------------------------------------------------------------------------------------
 
-    def sweep(self, starts: dict[str, Operand], carried: Sequence[Value], step: Step, last: bool = False) -> list[Value]:
+    def sweep(self, starts: dict[str, Operand], carried: Sequence[Value], step: Step) -> list[Value]:
         """`step` on every vector of the row; the totals that it was given and gave."""
-        names = [*self.tensors, *(["scratch"] if self.staged and not self.is_held else [])]
+        names = [*self.tensors, *(["scratch"] if self.staged and self.stage == "scratch" else [])]
         if self.is_held:
             return self.sweep_held(names, starts, list(carried), step)
         begin = [starts[name] for name in names]
@@ -407,7 +419,7 @@ class _RowsBuilder(Strided):
             )  # fmt: skip
         return self.nest(
             self.rows[:-1], names, begin, carried,
-            lambda places, totals: self.stretch(dict(zip(names, places, strict=True)), totals, step, last),
+            lambda places, totals: self.stretch(dict(zip(names, places, strict=True)), totals, step),
         )  # fmt: skip
 
     def sweep_held(
@@ -436,14 +448,14 @@ class _RowsBuilder(Strided):
             self.advance(spot, following, step)
         return following
 
-    def stretch(self, places: dict[str, Operand], totals: Sequence[Value], step: Step, last: bool) -> list[Value]:
+    def stretch(self, places: dict[str, Operand], totals: Sequence[Value], step: Step) -> list[Value]:
         """The innermost dim of a row: sets of vectors, then what is left."""
         b, length = self.b, self.size(self.rows[-1])
         width = self.lanes * _CHAINS
         whole = b.mul(b.div(length, width), width)
         following = list(totals)
         if isinstance(whole, Value) or whole:
-            following = self.repeated(0, whole, width, following, lambda i, values: self.set(places, i, values, step, last))
+            following = self.repeated(0, whole, width, following, lambda i, values: self.set(places, i, values, step))
         if not isinstance(whole, Value) and not isinstance(length, Value):
             for number, start in enumerate(range(whole, length, self.lanes)):
                 self.advance(self.spot(places, start, self.tail(length - start), number), following, step)
@@ -455,12 +467,12 @@ class _RowsBuilder(Strided):
 
         return self.repeated(whole, length, self.lanes, following, rest)
 
-    def set(self, places: dict[str, Operand], i: Operand, totals: list[Value], step: Step, last: bool) -> None:
+    def set(self, places: dict[str, Operand], i: Operand, totals: list[Value], step: Step) -> None:
         """Vectors that are worked on side by side."""
         for chain in range(_CHAINS):
             spot = self.spot(places, self.b.add(i, chain * self.lanes), None, chain)
             self.advance(spot, totals, step)
-            if last:
+            if self.prefetches:
                 self.prefetch_next(spot)
 
     def prefetch_next(self, spot: _Spot) -> None:

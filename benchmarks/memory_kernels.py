@@ -1,0 +1,185 @@
+"""Kernels that are bound by memory: softmax, norms, reductions and moves, in % of copying and beside ONNX Runtime.
+
+    python benchmarks/memory_kernels.py [--seconds 2] [NAME ...]
+
+Kernels are called directly, on one thread, with memory that is there; ONNX Runtime writes to bound outputs. All run in
+turn, and the best of each counts. `copy` is numpy's copy of as many bytes as the kernel reads and writes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+import numpy as np
+from kernels import best_of, in_plain_environment
+from measure import table
+
+import tilewright
+from tilewright.backends.cpu.jit import compile_modules
+from tilewright.backends.cpu.kernels import reduce as reductions
+from tilewright.backends.cpu.kernels import rows
+from tilewright.backends.cpu.kernels.strided import View
+from tilewright.backends.cpu.machine import machine
+from tilewright.graph.dtypes import f32
+from tilewright.graph.module import Module
+
+Run = Callable[[], object]
+random = np.random.default_rng(0)
+
+
+def direct(module: Module, arguments: Sequence[Any]) -> Run:
+    """A call of the compiled kernel with these arguments; arrays by their addresses."""
+    code = compile_modules([module], machine())
+    given = [item.ctypes.data if isinstance(item, np.ndarray) else int(item) for item in arguments]
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(given))(code.address(module.main.key.name))
+
+    def run(keep: object = (code, list(arguments))) -> None:
+        function(*given)
+
+    return run
+
+
+def onnxruntime_of(build: Callable[[Any], Any], feeds: dict[str, np.ndarray], threads: int = 1) -> Run:
+    """A run of the model that `build(builder)` gives the result of, on bound memory."""
+    import onnxruntime
+
+    b = tilewright.Builder("bench", opset=17)
+    b.output(build(b), "y")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    proto = tilewright.to_proto(b.build()).SerializeToString()
+    session = onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
+    first = session.run(None, feeds)[0]
+    binding = session.io_binding()
+    for name, value in feeds.items():
+        binding.bind_cpu_input(name, value)
+    target = onnxruntime.OrtValue.ortvalue_from_numpy(first)
+    binding.bind_ortvalue_output("y", target)
+    return lambda keep=(feeds, target): session.run_with_iobinding(binding)
+
+
+def aligned(*shape: int) -> np.ndarray:
+    """An array that begins at a cache line."""
+    count = int(np.prod(shape))
+    memory = np.zeros(count * 4 + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + count * 4].view(np.float32).reshape(shape)
+
+
+def filled(*shape: int) -> np.ndarray:
+    array = aligned(*shape)
+    array[...] = random.standard_normal(shape, np.float32)
+    return array
+
+
+def copying(read: int, written: int) -> Run:
+    """Copying half of so many numbers."""
+    half = (read + written) // 2
+    source, target = filled(half), aligned(half)
+    return lambda: np.copyto(target, source)
+
+
+# ---- cases: name -> (kernel, peer, elements read, elements written) --------------------------------------------------
+
+Case = tuple[Run, Run, int, int]
+
+
+def row_case(
+    function: rows.RowFunction, count: int, length: int, build: Callable[[Any, Any], Any], scaled: bool
+) -> Case:
+    x, y = filled(count, length), aligned(count, length)
+    scale = (filled(length), filled(length)) if scaled else ()
+    kernel = rows.RowKernel(
+        function, (None,), (length,), (View(f32, (length,), (1,)),), (View(f32, (length,), (1,)),),
+        tuple(View(f32, (0,), (1,)) for _ in scale),
+        epilogue=(lambda b, v: [b.fma(v[0], v[1], v[2])]) if scaled else None,
+    )  # fmt: skip
+    scratch = aligned(max(16, rows.row_scratch(kernel, machine(), (length,))))
+    given = {"y0": y, "x0": x, "scratch": scratch, "outer0": count, "begin": 0, "end": count, "thread": 0}
+    given |= {f"o{index}": array for index, array in enumerate(scale)}
+    run = direct(rows.build_rows("rows", kernel, machine()), [given[name] for name in rows.row_arguments(kernel)])
+    peer = onnxruntime_of(lambda b: build(b, b.input("x", f32[count, length])), {"x": x})
+    return run, peer, x.size, x.size
+
+
+def column_softmax(count: int, length: int, beside: int) -> Case:
+    """Over the middle of three axes."""
+    x, y = filled(count, length, beside), aligned(count, length, beside)
+    view = View(f32, (length * beside, 1), (beside,))
+    kernel = rows.RowKernel(rows.softmax(), (count, beside), (length,), (view,), (view,), along="column")
+    scratch = aligned(max(16, rows.row_scratch(kernel, machine(), (length,))))
+    units = rows.row_units(kernel, machine(), (count, beside))
+    given = {"y0": y, "x0": x, "scratch": scratch, "begin": 0, "end": units, "thread": 0}
+    run = direct(rows.build_rows("rows", kernel, machine()), [given[name] for name in rows.row_arguments(kernel)])
+    peer = onnxruntime_of(lambda b: b.softmax(b.input("x", f32[count, length, beside]), axis=1), {"x": x})
+    return run, peer, x.size, x.size
+
+
+def reduction(shape: tuple[int, int], axis: int, how: str = "sum") -> Case:
+    x = filled(*shape)
+    count, length = (shape[1], shape[0]) if axis == 0 else shape
+    strides = (1, shape[1]) if axis == 0 else (shape[1], 1)
+    along: Any = "column" if axis == 0 else "row"
+    kernel = reductions.Reduce(
+        (count,), (length,), (View(f32, (strides[0],), (strides[1],)),), (reductions.Total(how, f32),),
+        (View(f32, (1,)),), along=along,
+    )  # fmt: skip
+    y = aligned(count)
+    units = reductions.reduce_units(kernel, machine(), (count,), (length,))
+    run = direct(reductions.build_reduce("reduce", kernel, machine()), [y, x, 0, units, 0])
+    names = {"sum": "reduce_sum", "max": "reduce_max"}
+
+    def build(b: Any) -> Any:
+        value = b.input("x", f32[shape])
+        return getattr(b, names[how])(value, [axis], keepdims=0)
+
+    return run, onnxruntime_of(build, {"x": x}), x.size, count
+
+
+def norm(b: Any, x: Any) -> Any:
+    length = x.type.shape[-1]
+    return b.layer_normalization(x, random.standard_normal(length, np.float32), np.zeros(length, np.float32))
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "softmax 1536 x 128": lambda: row_case(rows.softmax(), 1536, 128, lambda b, x: b.softmax(x, axis=-1), False),
+    "softmax 2364 x 197": lambda: row_case(rows.softmax(), 2364, 197, lambda b, x: b.softmax(x, axis=-1), False),
+    "softmax 16384 x 1024": lambda: row_case(rows.softmax(), 16384, 1024, lambda b, x: b.softmax(x, axis=-1), False),
+    "softmax 512 x 32000": lambda: row_case(rows.softmax(), 512, 32000, lambda b, x: b.softmax(x, axis=-1), False),
+    "softmax 1 x 21 x 262144, axis 1": lambda: column_softmax(1, 21, 262144),
+    "layer norm 128 x 768": lambda: row_case(rows.layer_norm(1e-5), 128, 768, norm, True),
+    "layer norm 16384 x 768": lambda: row_case(rows.layer_norm(1e-5), 16384, 768, norm, True),
+    "layer norm 65536 x 96": lambda: row_case(rows.layer_norm(1e-5), 65536, 96, norm, True),
+    "sum 16384 x 1024, axis 1": lambda: reduction((16384, 1024), 1),
+    "sum 16384 x 1024, axis 0": lambda: reduction((16384, 1024), 0),
+    "max 16384 x 1024, axis 1": lambda: reduction((16384, 1024), 1, "max"),
+    "sum 2048 x 49, axis 1": lambda: reduction((2048, 49), 1),
+    "sum 49 x 2048, axis 0": lambda: reduction((49, 2048), 0),
+}
+
+
+def row(name: str, seconds: float) -> list[str]:
+    kernel, peer, read, written = CASES[name]()
+    best = best_of({"copy": copying(read, written), "ours": kernel, "onnxruntime": peer}, seconds)
+    rate = {key: 4 * (read + written) / value / 1e9 for key, value in best.items()}
+    cells = [f"{best['ours'] * 1e6:.1f}", *(f"{rate[key]:.1f}" for key in ("copy", "ours", "onnxruntime"))]
+    return [name, *cells, f"{rate['ours'] / rate['copy']:.0%}", f"{rate['ours'] / rate['onnxruntime']:.2f}"]
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--seconds", default=2.0, show_default=True, help="For each row.")
+def main(names: tuple[str, ...], seconds: float) -> None:
+    """Measure kernels whose names begin with one of NAMES (default: all)."""
+    in_plain_environment()
+    chosen = [name for name in CASES if not names or name.startswith(names)]
+    columns = ["kernel", "microseconds", "copy GB/s", "tilewright GB/s", "onnxruntime GB/s", "of copying", "ratio"]
+    table("float32, one thread", columns, [row(name, seconds) for name in chosen])
+
+
+if __name__ == "__main__":
+    main()
