@@ -59,6 +59,7 @@ __all__ = [
     "dim_min",
     "evaluate",
     "exact_div",
+    "factors_of",
     "format_dim",
     "is_symbol",
     "label_of",
@@ -141,6 +142,15 @@ def exact_div(dividend: Dim, divisor: Dim) -> Dim | None:
         if rest == 0:
             return quotient
     return None
+
+
+def factors_of(dim: Dim) -> tuple[Dim, ...]:
+    """Dimensions with the product `dim`: its coefficient, symbols and calls if it is one term, else `dim` alone."""
+    terms = terms_of(as_dim(dim))
+    if len(terms) != 1:
+        return (dim,)
+    monomial, coefficient = terms[0]
+    return (coefficient, *map(atom_dim, monomial))
 
 
 def bounds(dim: Dim) -> tuple[int | None, int | None]:

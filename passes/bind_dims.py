@@ -47,12 +47,12 @@ class BindDims(Pass):
                 rewriter.set_type(argument, argument.type.with_shape(shape))
         if bindings.symbols:
             for value in _values(module.main.block):
-                bound = _bound(value.type, bindings.symbols)
+                bound = with_symbols(value.type, bindings.symbols)
                 changed |= bound is not value.type
                 rewriter.set_type(value, bound)
         for output in module.main.block.outputs:
             if output.type is not None:
-                bound = _bound(output.type, _by_label(output.type, bindings))
+                bound = with_symbols(output.type, _by_label(output.type, bindings))
                 changed |= bound is not output.type
                 output.type = bound
         context.count("dims bound", len(bindings.symbols))
@@ -160,9 +160,10 @@ def _by_label(type: Type, bindings: Bindings) -> dict[DimExpr, int]:
     return {s: bindings.labels[label_of(s)] for s in symbols if label_of(s) in bindings.labels}
 
 
-def _bound(type: Type, symbols: Mapping[DimExpr, int]) -> Type:
+def with_symbols(type: Type, symbols: Mapping[DimExpr, Dim]) -> Type:
+    """`type` with these symbols replaced in its dims."""
     if isinstance(type, TensorType) and type.shape is not None and symbols:
         return types.tensor(type.dtype, [substitute(dim, symbols) for dim in type.shape])
     if isinstance(type, types.SequenceType):
-        return types.sequence(_bound(type.element, symbols))
-    return types.optional(_bound(type.element, symbols)) if isinstance(type, types.OptionalType) else type
+        return types.sequence(with_symbols(type.element, symbols))
+    return types.optional(with_symbols(type.element, symbols)) if isinstance(type, types.OptionalType) else type

@@ -1,7 +1,8 @@
 """infer-shapes: give every value the most precise type that follows from its operands. Level onnx.
 
 Types in a file are claims: what inference derives from the operands replaces a claim, a claim fills in only what
-inference leaves open. Types of graph inputs stay as declared. What a region's arguments are follows from the operation
+inference leaves open. Types of graph inputs stay as declared, but that a dim which cannot be 0 where the model runs (a
+Reshape would fail) is known to be at least 1 from then on. What a region's arguments are follows from the operation
 that runs it; a value that a loop carries has the dims that its initial value and the body's result share.
 
 Invariant: only types change. A declared type that cannot be right is corrected, with a warning.
@@ -19,15 +20,18 @@ from typing import TYPE_CHECKING
 from ..graph import dtypes, types
 from ..graph.core import Block, Operation, Value
 from ..graph.diagnostics import TypeInferenceError
-from ..graph.dims import Dim, DimExpr, prove_equal, symbols_of
+from ..graph.dims import Dim, DimExpr, bounds, factors_of, prove_equal, symbol, symbols_of
 from ..graph.infer import InferenceContext, infer_types
 from ..graph.module import FunctionKey
+from ..graph.ops.reshape import positive_elements
 from ..graph.types import TensorType, Type
 from .base import Pass
+from .bind_dims import with_symbols
 from .inline_functions import instantiate
 
 if TYPE_CHECKING:
     from ..graph.module import Module
+    from ..graph.rewriter import Rewriter
     from .context import PassContext
 
 # A loop's body is inferred again while a carried type becomes wider: at most once per dim, and once for the rank.
@@ -45,6 +49,10 @@ class InferShapes(Pass):
         before = {value: value.type for value in _values_in(block)}
         inference = _Inference(module, context)
         inference.block(block)
+        while positive := _positive_symbols(block, inference.inference):
+            _assume_positive(block, positive, inference.rewriter)
+            inference = _Inference(module, context)
+            inference.block(block)
         refined = sum(value.type is not type for value, type in before.items()) + inference.outputs(block)
         if refined:
             context.count("types refined", refined)
@@ -213,6 +221,33 @@ def _values_in(block: Block) -> list[Value]:
     return values
 
 
+# ---- dims that cannot be 0 -------------------------------------------------------------------------------------------
+
+
+def _positive_symbols(block: Block, inference: InferenceContext) -> set[DimExpr]:
+    """The symbols in the inputs' types that are at least 1 wherever the model runs, although they are not known to be.
+
+    Only what is always computed counts: the operations of the graph itself whose results are used.
+    """
+    known = {each for each in _symbols_of(block.arguments) if bounds(each)[0] == 0}
+    found: set[DimExpr] = set()
+    for op in block:
+        if op.name == "reshape" and op.results[0].use_count:
+            # A product is at least 1 only if each factor is.
+            factors = {factor for dim in positive_elements(op, inference) for factor in factors_of(dim)}
+            found.update(each for each in known if each in factors)
+    return found
+
+
+def _assume_positive(block: Block, symbols: set[DimExpr], rewriter: Rewriter) -> None:
+    replacements = {each: symbol(each.label, each.ordinal, 1, bounds(each)[1]) for each in symbols}
+    for value in _values_in(block):
+        rewriter.set_type(value, with_symbols(value.type, replacements))
+    for output in block.outputs:
+        if output.type is not None:
+            output.type = with_symbols(output.type, replacements)
+
+
 # ---- types -----------------------------------------------------------------------------------------------------------
 
 
@@ -264,7 +299,7 @@ def _dim(current: Dim, inferred: Dim, known: set[DimExpr]) -> Dim:
     """What is inferred, unless that is a made-up symbol."""
     if isinstance(inferred, int) or current is inferred:
         return inferred
-    return current if any(symbol not in known for symbol in symbols_of(inferred)) else inferred
+    return current if any(each not in known for each in symbols_of(inferred)) else inferred
 
 
 def _contradict(declared: Dim, inferred: Dim) -> bool:
@@ -298,11 +333,11 @@ def _join(left: Type, right: Type, declared: Type, varying: set[DimExpr], infere
     if own is None or len(own) != len(left.shape):
         own = (None,) * len(left.shape)
     dims: list[Dim] = []
-    for a, b, symbol in zip(left.shape, right.shape, own, strict=True):
+    for a, b, declared_dim in zip(left.shape, right.shape, own, strict=True):
         if a is b or prove_equal(a, b):
             dims.append(a)
             continue
-        known = next((dim for dim in (a, symbol) if isinstance(dim, DimExpr) and dim in varying), None)
+        known = next((dim for dim in (a, declared_dim) if isinstance(dim, DimExpr) and dim in varying), None)
         new = inference.fresh() if known is None else known
         varying.update(symbols_of(new))
         dims.append(new)

@@ -14,7 +14,9 @@ Invariant: 0 and -1 are always resolved relative to the operand that they will a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -48,28 +50,17 @@ class ConstantTarget(OpRule):
 
 def _target_of(m: Match) -> list[int] | None:
     """A constant operand with the meaning of Reshape's computed one; None if there is none."""
-    shape, elements = m.shape(m.root.operands[0]), m.symbolic(m.root.operands[1])
-    if shape is None or elements is None:
+    shape, elements, result = m.shape(m.root.operands[0]), m.symbolic(m.root.operands[1]), _result_shape(m)
+    if shape is None or elements is None or result is None:
         return None
-    keeps_zero = not m.root.attr("allowzero")
-    dims: list[Dim] = []
-    rest = []
-    for position, item in enumerate(elements.flat):
-        if isinstance(item, int) and item == -1:
-            rest.append(position)
-            dims.append(-1)
-        elif isinstance(item, int) and item == 0 and keeps_zero:
-            if position >= len(shape):
-                return None
-            dims.append(shape[position])
-        else:
-            dims.append(item)
-    if rest:
-        result = _result_shape(m)
-        if len(rest) > 1 or result is None:
-            return None
-        dims[rest[0]] = result[rest[0]]
-    return reshape_target(shape, dims, rest)
+    return reshape_target(shape, result, _open_positions(m.root, elements.flat))
+
+
+def _open_positions(op: Operation, target: Iterable[Any]) -> list[int]:
+    """Where the target of a reshape is -1, beside which no other dim can be 0 (unless it has allowzero)."""
+    if op.attr("allowzero"):
+        return []
+    return [position for position, item in enumerate(target) if isinstance(item, int) and item == -1]
 
 
 class ReshapeOfReshape(OpRule):
@@ -141,7 +132,7 @@ def _target_through(m: Match, inner: Operation) -> list[int] | None:
     open_positions: list[int] = []
     if m.root.name == "reshape":
         given = ints(m, m.root.operands[1])
-        open_positions = [] if given is None else [index for index, item in enumerate(given) if item == -1]
+        open_positions = [] if given is None else _open_positions(m.root, given)
     return reshape_target(shape, dims, open_positions)
 
 

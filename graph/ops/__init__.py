@@ -19,6 +19,7 @@ from . import (
     recurrent,
     reduction,
     resample,
+    reshape,
     sequence,
     shape,
     strings,
@@ -27,7 +28,7 @@ from . import (
 )
 
 __all__ = [
-    "attention", "control", "convolution", "elementwise", "generators", "indexing", "matmul", "ml",
-    "movement", "normalization", "quantize", "recurrent", "reduction", "resample", "sequence", "shape", "strings",
+    "attention", "control", "convolution", "elementwise", "generators", "indexing", "matmul", "ml", "movement",
+    "normalization", "quantize", "recurrent", "reduction", "resample", "reshape", "sequence", "shape", "strings",
     "structural", "training",
 ]  # fmt: skip

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import dtypes
-from ..diagnostics import ExecutionError
-from ..dims import Dim, exact_div, product, prove_equal
+from ..dims import Dim, product, prove_equal
 from ..opdef import OpDefinition, Trait, op
 from ..types import Type
 from .common import (
@@ -30,7 +29,7 @@ from .common import (
     unknown_dims,
     vector_elements,
 )
-from .values import as_elements, convert, is_non_negative
+from .values import as_elements, convert
 
 if TYPE_CHECKING:
     from ..builder import OpBuilder
@@ -116,81 +115,6 @@ class Identity(OpDefinition):
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:
         return operands[0]
-
-
-@op("Reshape")
-class Reshape(KeepsOrder):
-    """New dims from the elements of `shape`: -1 stands for what is left, 0 (unless allowzero) copies the old dim.
-
-    An element that is a dim of some tensor is taken as that dim, though as 0 it would copy: a model in which that
-    makes a difference has an empty tensor there and does not run in ONNX Runtime either.
-    """
-
-    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
-        target = vector_elements(op, 1, context)
-        if target is None:
-            return unknown_dims(length_of(op, 1), context)
-        dims = _target_dims(op, target, shape_of(op, 0))
-        return _resolve(op, dims, shape_of(op, 0), context)
-
-    def evaluate(self, op: Operation, *operands: Any) -> Any:
-        data, target = operands
-        dims = [int(dim) for dim in target]
-        if min(dims, default=0) < -1:
-            raise ExecutionError("run/reshape", f"reshape to {dims}: only -1 stands for a dim to be found")
-        if not op.attr("allowzero", 0):
-            dims = [data.shape[axis] if dim == 0 else dim for axis, dim in enumerate(dims)]
-        return data.reshape(dims)
-
-
-def _target_dims(op: Operation, target: list[Any], shape: Shape | None) -> list[Dim | None]:
-    """The dims that Reshape's target says by itself; None for -1 and for what is unknown."""
-    dims: list[Dim | None] = []
-    for index, item in enumerate(target):
-        if isinstance(item, int) and item < -1:
-            raise error("shape/reshape", f"reshape to {target}: {item} is no dim")
-        if isinstance(item, int) and item == 0 and not op.attr("allowzero", 0):
-            if shape is not None and index >= len(shape):
-                raise error("shape/reshape", f"reshape to {target} copies dim {index} of {format_shape(shape)}")
-            dims.append(None if shape is None else shape[index])
-        else:
-            dims.append(item if is_non_negative(item) else None)
-    if sum(isinstance(item, int) and item == -1 for item in target) > 1:
-        raise error("shape/reshape", f"reshape to {target}: only one dim can be -1")
-    return dims
-
-
-def _resolve(op: Operation, dims: list[Dim | None], shape: Shape | None, context: InferenceContext) -> Shape:
-    """Dims with the unknown one computed from the number of elements, if it is the only one."""
-    known, total = product(dim for dim in dims if dim is not None), elements_of(shape)
-    unknown = sum(dim is None for dim in dims)
-    target = format_shape(["?" if dim is None else dim for dim in dims])
-    if not unknown and total is not None and prove_equal(total, known) is False:
-        raise error(
-            "shape/reshape", f"reshape of {format_shape(shape)} to {target}: {total} elements do not become {known}"
-        )
-    rest: Dim | None = None
-    if unknown == 1 and shape is not None and not (isinstance(known, int) and known == 0):
-        left, right = _without_common(shape, [dim for dim in dims if dim is not None])
-        rest = exact_div(left, right)
-        if rest is None and isinstance(right, int):
-            if isinstance(left, int):
-                raise error(
-                    "shape/reshape", f"reshape of {format_shape(shape)} to {target}: {total} elements do not fit"
-                )
-            rest = left // right
-    return tuple(dim if dim is not None else context.fresh() if rest is None else rest for dim in dims)
-
-
-def _without_common(left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, Dim]:
-    """The products of both lists, without the symbolic dims that both have."""
-    remaining, divisor = list(left), []
-    for dim in right:
-        if not isinstance(dim, int) and dim in remaining:
-            remaining.remove(dim)
-        else:
-            divisor.append(dim)
-    return product(remaining), product(divisor)
 
 
 @op("Flatten")

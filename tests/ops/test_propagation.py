@@ -17,7 +17,7 @@ from tilewright.graph.infer import InferenceContext, infer_types
 from tilewright.graph.quotient import Quotient
 from tilewright.graph.types import TensorType, Type
 
-n, m, h = symbol("n"), symbol("m"), symbol("h")
+n, m, h, k = symbol("n"), symbol("m"), symbol("h"), symbol("k", minimum=1)
 INT64, FLOAT, INT32 = 7, 1, 6
 
 
@@ -110,9 +110,28 @@ CHAINS: dict[str, tuple[Callable[[Graph], Value], str]] = {
     "heads of attention": (
         lambda g: g.reshape(f32[n, m, 768], g.concat(g.dims(n, m), g.ints(12, 64), axis=0)), "f32[n, m, 12, 64]"),
     "flattened batch": (
-        lambda g: g.reshape(f32[n, m, 64], g.concat(g.reduce_prod(g.dims(n, m)), g.ints(-1), axis=0)), "f32[m*n, 64]"),
+        lambda g: g.reshape(f32[n, k, 64], g.concat(g.reduce_prod(g.dims(n, k)), g.ints(-1), axis=0)),
+        "f32[k[1..]*n, 64]"),
+    "flattened batch, but [2, 0, 64] to [0, -1] is [2, 0]": (
+        lambda g: g.reshape(f32[n, m, 64], g.concat(g.reduce_prod(g.dims(n, m)), g.ints(-1), axis=0)),
+        "f32[?[1..], ?]"),
     "unknown element beside known ones": (
-        lambda g: g.reshape(f32[n, 64], g.concat(g.argument(i64[1]), g.dims(n), g.ints(8), axis=0)), "f32[8, n, 8]"),
+        lambda g: g.reshape(f32[k, 64], g.concat(g.argument(i64[1]), g.dims(k), g.ints(8), axis=0)),
+        "f32[8, k[1..], 8]"),
+    "unknown element, but [0, 64] to [-1, 0, 8] is [0, 64, 8]": (
+        lambda g: g.reshape(f32[n, 64], g.concat(g.argument(i64[1]), g.dims(n), g.ints(8), axis=0)),
+        "f32[?, ?[1..], 8]"),
+    "unknown element, but [5, 0] to [7, 0] is [7, 0]": (
+        lambda g: g.reshape(f32[5, n], g.concat(g.argument(i64[1]), g.dims(n), axis=0)), "f32[?, n]"),
+    "0 copies 0": (lambda g: g.reshape(f32[2 * n, 4], g.concat(g.dims(n), g.ints(2, 4), axis=0)), "f32[n, 2, 4]"),
+    "0 copies 1": (lambda g: g.reshape(f32[1, n], g.concat(g.dims(n), g.ints(-1), axis=0)), "f32[?[1..], ?]"),
+    "0 copies another dim": (lambda g: g.reshape(f32[2, 3], g.concat(g.dims(n), g.ints(3), axis=0)), "f32[?[1..], 3]"),
+    "0 is the dim": (
+        lambda g: g.reshape(f32[1, n], g.concat(g.dims(n), g.ints(1), axis=0), allowzero=1), "f32[n, 1]"),
+    "0 has nothing to copy": (
+        lambda g: g.reshape(f32[4 * n, 2], g.concat(g.ints(4, 2), g.dims(n), axis=0)), "f32[4, 2, n]"),
+    "0 copies what does not fit": (
+        lambda g: g.reshape(f32[n, 4], g.concat(g.ints(1), g.dims(n), g.ints(4), axis=0)), "f32[1, n, 4]"),
     "two unknown elements": (
         lambda g: g.reshape(f32[n, 64], g.concat(g.argument(i64[2]), g.ints(8), axis=0)), "f32[?, ?, 8]"),
     "expand as torch writes it": (
