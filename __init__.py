@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .api import compile, gradient, hvp, inspect, jvp, optimize, parity, vjp  # noqa: A004
     from .backends import onnx_backend as backend
     from .backends.session import InferenceSession
+    from .graph import nn
     from .graph.diagnostics import TilewrightError
     from .graph.dtypes import (
         bf16,
@@ -70,6 +71,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "inspect": (".api", "inspect"),
     "jvp": (".api", "jvp"),
     "load": (".importers.onnx", "load"),
+    "nn": (".graph.nn", None),
     "op": (".graph.opdef", "op"),
     "optimize": (".api", "optimize"),
     "parity": (".api", "parity"),
@@ -115,6 +117,7 @@ __all__ = [
     "inspect",
     "jvp",
     "load",
+    "nn",
     "op",
     "optimize",
     "parity",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .backends.training.trainer import Trainer
     from .graph.diagnostics import DiagnosticLog
     from .graph.module import Module
+    from .graph.nn.losses import Loss
     from .passes.training.check import GradientReport
     from .passes.training.newton import NewtonCG
     from .passes.training.optimizers import LAMB, SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RMSprop
@@ -49,7 +50,7 @@ _PUBLIC = {
 
 def step(
     model: ModelLike,
-    loss: str | LossFunction = "cross-entropy",
+    loss: str | Loss | LossFunction = "cross-entropy",
     optimizer: Optimizer | str = "adam",
     params: Any = None,
     *,
@@ -73,8 +74,9 @@ def step(
     for each parameter and state: what to feed as NAME to the next call.
 
     Args:
-        loss: "cross-entropy", "nll", "mse", "l1", "bce", "bce-logits"; or the name of an output of the model that is
-            the loss; or a function of a builder and the model's outputs by name, which may add inputs.
+        loss: "cross-entropy", "nll", "mse", "l1", "bce", "bce-logits"; or a loss of `tilewright.nn` with options; or
+            the name of an output of the model that is the loss; or a function of a builder and the model's outputs by
+            name, which may add inputs.
         optimizer: an `Optimizer`, or its name in lower case.
         params: names of initializers, in any nesting, `*` and `?` matching as in file names. Default: all float ones
             with a name and at least one dim, but the running statistics of BatchNormalization.

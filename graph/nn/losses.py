@@ -87,14 +87,73 @@ def bce_logits(b: Builder, scores: Tensor, target: Tensor, *, reduction: str = "
     return _reduced(b, b.relu(scores) - scores * target + b.softplus(-b.abs(scores)), reduction)
 
 
-# What a command line or `train.step(loss=...)` may name; True for those whose target are classes, not values.
-LOSSES: dict[str, tuple[Callable[..., Tensor], bool]] = {
-    "cross-entropy": (cross_entropy, True),
-    "nll": (nll, True),
-    "mse": (mse, False),
-    "l1": (l1, False),
-    "bce": (bce, False),
-    "bce-logits": (bce_logits, False),
+class Loss:
+    """A loss with its options, for `train.step(loss=...)`; called on scores and target, it builds itself.
+
+    `of_classes`: the target are integers that name classes, not values.
+    """
+
+    function: Callable[..., Tensor]
+    of_classes = False
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def __call__(self, scores: Tensor, target: Tensor) -> Tensor:
+        return type(self).function(scores._builder, scores, target, **self.options)
+
+    @property
+    def class_axis(self) -> int:
+        axis: int = self.options.get("axis", 1)
+        return axis
+
+
+class CrossEntropyLoss(Loss):
+    """`cross_entropy` with its options."""
+
+    function = staticmethod(cross_entropy)
+    of_classes = True
+
+
+class NLLLoss(Loss):
+    """`nll` with its options."""
+
+    function = staticmethod(nll)
+    of_classes = True
+
+
+class MSELoss(Loss):
+    """`mse` with its options."""
+
+    function = staticmethod(mse)
+
+
+class L1Loss(Loss):
+    """`l1` with its options."""
+
+    function = staticmethod(l1)
+
+
+class BCELoss(Loss):
+    """`bce` with its options."""
+
+    function = staticmethod(bce)
+
+
+class BCEWithLogitsLoss(Loss):
+    """`bce_logits` with its options."""
+
+    function = staticmethod(bce_logits)
+
+
+# What a command line or `train.step(loss=...)` may name.
+LOSSES: dict[str, type[Loss]] = {
+    "cross-entropy": CrossEntropyLoss,
+    "nll": NLLLoss,
+    "mse": MSELoss,
+    "l1": L1Loss,
+    "bce": BCELoss,
+    "bce-logits": BCEWithLogitsLoss,
 }
 
 

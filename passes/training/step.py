@@ -21,7 +21,7 @@ from ...graph import dtypes
 from ...graph.core import Value
 from ...graph.diagnostics import DiagnosticLog, UsageError
 from ...graph.location import NodeLocation
-from ...graph.nn.losses import LOSSES
+from ...graph.nn.losses import LOSSES, Loss
 from ...graph.types import TensorType
 from .derivation import Derivation
 from .dropout import replace_dropouts, training_dropouts
@@ -82,7 +82,7 @@ class Roles:
 class StepOptions:
     """How to train; see `tilewright.train.step`."""
 
-    loss: str | LossFunction = "cross-entropy"
+    loss: str | Loss | LossFunction = "cross-entropy"
     optimizer: Optimizer | str = "adam"
     params: Any = None
     output: str | None = None
@@ -171,10 +171,12 @@ class _StepMaker:
     def _loss(self) -> Tensor:
         wanted, b, block = self.options.loss, self.b, self.module.main.block
         outputs = {str(o.name): b.tensor(value) for o, value in zip(block.outputs, block.returned, strict=True)}
-        if callable(wanted):
+        if isinstance(wanted, Loss):
+            found = self._named_loss(wanted, outputs)
+        elif callable(wanted):
             found = wanted(b, outputs)
         elif wanted in LOSSES:
-            found = self._named_loss(wanted, outputs)
+            found = self._named_loss(LOSSES[wanted](), outputs)
         elif wanted in outputs:
             found = outputs[wanted]
         else:
@@ -187,18 +189,20 @@ class _StepMaker:
             raise UsageError("train/loss", f"a loss is one number, not {type}", notes=['use reduction="mean"'])
         return found
 
-    def _named_loss(self, name: str, outputs: dict[str, Tensor]) -> Tensor:
-        build, of_classes = LOSSES[name]
+    def _named_loss(self, loss: Loss, outputs: dict[str, Tensor]) -> Tensor:
         b, scores = self.b, self._scores(outputs)
         if scores.dtype in (dtypes.f16, dtypes.bf16):
             scores = b.cast(scores, to=dtypes.f32)
         shape, dtype = scores.shape, scores.dtype
         assert shape is not None
         assert dtype is not None
-        if of_classes and len(shape) < 2:
-            raise UsageError("train/loss", f"{name} takes scores [n, classes, ...], not {scores.type}")
-        type = dtypes.i64[(shape[0], *shape[2:])] if of_classes else dtype[shape]
-        return build(b, scores, b.input(b.unused(self.options.target), type))
+        type = dtype[shape]
+        if loss.of_classes:
+            if len(shape) < 2:
+                raise UsageError("train/loss", f"scores are [n, classes, ...], not {scores.type}")
+            axis = loss.class_axis % len(shape)
+            type = dtypes.i64[(*shape[:axis], *shape[axis + 1 :])]
+        return loss(scores, b.input(b.unused(self.options.target), type))
 
     def _scores(self, outputs: dict[str, Tensor]) -> Tensor:
         """The output that a named loss looks at."""
