@@ -1,15 +1,260 @@
-"""Planning convolutions and pools."""
+"""Planning convolutions and pools: channels last, with zeros around the image where the window reads beyond it."""
 
 from __future__ import annotations
 
-from ...graph.core import Operation
-from .planner import Halo, Planner, View
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...graph.core import Operation, Value
+from ...graph.kernel.bodies import interpret, signature
+from ...graph.kernel.kernel_base import epilogue_of, extras_of
+from ...graph.kernel.kernel_ops import Windowed
+from ...graph.kernel.scalar_emitter import ScalarEmitter
+from ...graph.kernel.strided import Shape, Strided
+from ...graph.ops.pooling_numeric import pads_of
+from .kernels.conv import Conv, build_conv, choose_conv_tiling, conv_arguments, conv_blocks, conv_units, packed_filters
+from .kernels.image import ImageEpilogue, ImageOperand, Layout, Window
+from .plan_gemm import Product, multiply
+from .plan_map import emit
+from .planner import Argument, Halo, Planner, View, channels_last, plans
+
+if TYPE_CHECKING:
+    from ...graph.kernel.loop_builder import LoopBuilder
+
+# An image of at most so many channels that is not channels last is convolved as it lies.
+PLANAR_CHANNELS = 4
+_DIMS = ("image", "plane", "row", "pixel", "channel")
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A window over spatial dims as numbers."""
+
+    kernel: Shape
+    strides: Shape
+    dilations: Shape
+    before: Shape
+    after: Shape
+
+    @staticmethod
+    def of(planner: Planner, op: Operation) -> Geometry:
+        definition = op.definition
+        assert isinstance(definition, Windowed)
+        shapes = [planner.shape(value) for value in op.operand_values]
+        window = definition.window(op, shapes)
+        before, after = pads_of(window, shapes[0][2:])
+        kernel = tuple(int(size) for size in window.kernel)  # type: ignore[call-overload]
+        return Geometry(kernel, window.strides, window.dilations, tuple(before), tuple(after))
+
+    @property
+    def is_pointwise(self) -> bool:
+        return all(size == 1 for size in (*self.kernel, *self.strides)) and not self.is_padded
+
+    @property
+    def is_padded(self) -> bool:
+        return any(self.before) or any(self.after)
+
+    @property
+    def window(self) -> Window:
+        return Window.of(self.kernel, self.strides, self.dilations)
 
 
 def wanted_halo(planner: Planner, op: Operation) -> None:
     """Ask for the room around the image that the window of `op` reads."""
+    if op.name != "kernel.conv":
+        return
+    geometry = Geometry.of(planner, op)
+    x = op.operand_values[0]
+    if geometry.is_padded and min(geometry.before + geometry.after) >= 0:
+        planner.want_halo(x, geometry.before, geometry.after)
 
 
 def clear_halo(planner: Planner, view: View, halo: Halo) -> None:
     """Put zeros around an image."""
-    raise NotImplementedError
+    shape, strides = view.shape, view.strides
+    # The room along each dim; what has been cleared along earlier ones is left out of later ones.
+    starts = [0, 0, *(-before for before in halo.before)]
+    sizes = [*shape[:2], *(b + n + a for b, n, a in zip(halo.before, shape[2:], halo.after, strict=True))]
+    for axis in range(2, len(shape)):
+        inside = halo.before[axis - 2], halo.after[axis - 2]
+        for start, count in ((-inside[0], inside[0]), (shape[axis], inside[1])):
+            if not count:
+                continue
+            at, size = list(starts), list(sizes)
+            at[axis], size[axis] = start, count
+            offset = view.layout.offset + sum(place * stride for place, stride in zip(at, strides, strict=True))
+            target = view.seen(Strided(tuple(size), strides, offset))
+            emit(planner, "zero", lambda b, values: [0], ("zero", view.dtype), [], [target], 1)
+        starts[axis], sizes[axis] = 0, shape[axis]
+
+
+def padded(planner: Planner, view: View, geometry: Geometry, order: Sequence[int]) -> View:
+    """The image with zeros around it as far as the window reads, its axes in `order`."""
+    is_in_order = view.strides[order[-1]] == 1 or view.shape[order[-1]] == 1
+    if is_in_order and not geometry.is_padded:
+        return view
+    there = planner.halos.get(view.storage)
+    if is_in_order and there is not None and there[0] == view.layout:
+        rooms = zip((*there[1].before, *there[1].after), (*geometry.before, *geometry.after), strict=True)
+        if all(room >= needed for room, needed in rooms):
+            return view
+    halo = Halo(geometry.before, geometry.after) if geometry.is_padded else None
+    return planner.copied(view, order, halo)
+
+
+@plans("kernel.conv")
+def plan_conv(planner: Planner, op: Operation) -> None:
+    """A product for windows of one element, else a convolution."""
+    source, weight = op.operand_values[:2]
+    geometry = Geometry.of(planner, op)
+    x, shape = planner.view(source), planner.shape(op.result)
+    groups = int(op.attr("group"))
+    order = channels_last(len(shape))
+    channels = x.shape[1] // groups
+    is_planar = channels <= PLANAR_CHANNELS and groups == 1 and x.strides[1] != 1
+    x = padded(planner, x, geometry, tuple(range(len(shape))) if is_planar else order)
+    y = planner.new(op.result, order)
+    extras = [readable(planner, planner.view(value).broadcast(shape)) for value in extras_of(op)]
+    if geometry.is_pointwise and groups == 1 and not is_planar and as_matrix(planner, op, x, y, extras, weight):
+        return
+    static = planner.is_static(op.result) and planner.is_static(source)
+    convolve(planner, op, geometry, x, y, extras, static)
+
+
+def readable(planner: Planner, view: View) -> View:
+    """An operand of an epilogue whose channels lie 1 or 0 apart."""
+    if view.shape[1] == 1:
+        strides = (view.strides[0], 0, *view.strides[2:])
+        return view.seen(Strided(view.shape, strides, view.layout.offset))
+    if view.strides[1] in (0, 1):
+        return view
+    # Only what differs is copied: dims that are broadcast stay so.
+    kept = Strided(
+        tuple(1 if stride == 0 else size for size, stride in zip(view.shape, view.strides, strict=True)),
+        view.strides, view.layout.offset,
+    )  # fmt: skip
+    return planner.copied(view.seen(kept), channels_last(len(view.shape))).broadcast(view.shape)
+
+
+def as_matrix(
+    planner: Planner, op: Operation, x: View, y: View, extras: Sequence[View], weight: Value
+) -> bool:
+    """Multiply the pixels of all images, as rows, with the filters; False if they do not lie like a matrix."""
+    order = channels_last(len(y.shape))
+    views = [view.layout.transposed(order) for view in (x, y, *extras)]
+    pixels = [_rows(view) for view in views]
+    if any(each is None for each in pixels):
+        return False
+    matrices = [view.seen(flat) for view, flat in zip((x, y, *extras), pixels, strict=True) if flat is not None]
+    filters = planner.view(weight)
+    outputs, channels = filters.shape[:2]
+    b = filters.seen(Strided((channels, outputs), (filters.strides[1], filters.strides[0]), filters.layout.offset))
+    constant = weight if planner.is_known(weight) else None
+    static = planner.is_static(op.result)
+    multiply(planner, op, Product(matrices[0], b, matrices[1], tuple(matrices[2:]), constant, static))
+    return True
+
+
+def _rows(view: Strided) -> Strided | None:
+    """Images [n, *spatial, channels] as one matrix of pixels and channels."""
+    *outer, channels = view.shape
+    rows = Strided(tuple(outer), view.strides[:-1], view.offset)
+    if all(stride == 0 or size == 1 for size, stride in zip(rows.shape, rows.strides, strict=True)):
+        return Strided((math.prod(outer), channels), (0, view.strides[-1]), view.offset)
+    flat = rows.reshaped((rows.size,))
+    return None if flat is None else Strided((rows.size, channels), (flat.strides[0], view.strides[-1]), view.offset)
+
+
+def convolve(
+    planner: Planner, op: Operation, geometry: Geometry, x: View, y: View, extras: Sequence[View], static: bool
+) -> None:
+    """Call the convolution of views."""
+    groups, weight = int(op.attr("group")), op.operand_values[1]
+    places = _three(y.shape[2:])
+    operands = tuple(
+        ImageOperand(f"e{index}", view.dtype, _layout(view, static)) for index, view in enumerate(extras)
+    )
+    spatial = [number if static else None for number in places]
+    conv = Conv(
+        geometry.window, x.shape[1] // groups, y.shape[1] // groups, y.dtype, groups,
+        places[0] if static or places[0] == 1 else None, spatial[1], spatial[2],
+        _layout(x, static), _layout(y, static), _epilogue(op, operands),
+    )  # fmt: skip
+    machine = planner.machine
+    tiling = choose_conv_tiling(conv, machine)
+    block = epilogue_of(op)
+    key = ("conv", _without_body(conv), tiling, None if block is None else signature(block))
+    name = f"conv_{'x'.join(map(str, geometry.kernel))}_{conv.channels}_{conv.outputs}"
+    compiled = planner.library.get(key, lambda name: build_conv(name, conv, tiling), name)
+    filters = _packed(planner, weight, conv, tiling)
+    blocks = conv_blocks(conv, tiling, machine, places[1], places[2], planner.threads)
+    given: dict[str, Argument] = {
+        "images": y.shape[0], "planes": places[0], "rows": places[1], "pixels": places[2], "blocks": blocks,
+    }  # fmt: skip
+    start = -sum(before * stride for before, stride in zip(geometry.before, x.strides[2:], strict=True))
+    given |= {"x": planner.buffer(x, start), "w": planner.buffer(filters), "y": planner.buffer(y)}
+    for name_, view in (("x", x), ("y", y), *((f"e{index}", view) for index, view in enumerate(extras))):
+        given.setdefault(name_, planner.buffer(view))
+        given |= {f"{name_}_{dim}": stride for dim, stride in zip(_DIMS, _strides(view), strict=True)}
+    arguments = [given[each] for each in conv_arguments(conv) if each not in ("begin", "end", "thread")]
+    units = conv_units(conv, tiling, y.shape[0], places[0], blocks) if y.layout.size else 0
+    planner.call(compiled, arguments, units, 2.0 * y.layout.size * conv.depth)
+
+
+def _three(spatial: Sequence[int]) -> tuple[int, int, int]:
+    depth, height, width = (1,) * (3 - len(spatial)) + tuple(spatial)
+    return depth, height, width
+
+
+def _strides(view: View) -> tuple[int, ...]:
+    """Strides of image, plane, row, pixel, channel; 0 for dims of size 1."""
+    strides = [stride if size > 1 else 0 for size, stride in zip(view.shape, view.strides, strict=True)]
+    missing = 5 - len(strides)
+    return strides[0], *(0,) * missing, *strides[2:], view.strides[1]
+
+
+def _layout(view: View, static: bool) -> Layout:
+    image, plane, row, pixel, channel = _strides(view)
+
+    def size(stride: int) -> int | None:
+        return stride if static or stride == 0 else None
+
+    return Layout(None if image else 0, size(plane), size(row), size(pixel), channel if channel in (0, 1) else size(channel))
+
+
+def _epilogue(op: Operation, operands: tuple[ImageOperand, ...]) -> ImageEpilogue:
+    block = epilogue_of(op)
+    if block is None:
+        return ImageEpilogue()
+
+    def body(b: LoopBuilder, total: Value, given: Sequence[Value]) -> Any:
+        [result] = interpret(block, ScalarEmitter(b), [total, *given])
+        return result
+
+    return ImageEpilogue(operands, body)
+
+
+def _without_body(conv: Conv) -> Conv:
+    from dataclasses import replace
+
+    return replace(conv, epilogue=ImageEpilogue(conv.epilogue.operands))
+
+
+def _packed(planner: Planner, weight: Value, conv: Conv, tiling: Any) -> View:
+    """The filters in the kernel's order, made once for all plans."""
+    array = planner.known(weight)
+    key = ("filters", id(array), conv.window, conv.x.channel == 1, tiling)
+    found = planner.shared.packed.get(key)
+    if found is None:
+        found = planner.shared.packed[key] = np.ascontiguousarray(packed_filters(array, conv, tiling))
+    return planner.constant(found, y_dtype(conv))
+
+
+def y_dtype(conv: Conv) -> Any:
+    from ...graph.kernel.scalar_emitter import computed_in
+
+    return computed_in(conv.dtype)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from ...graph.opdef import Trait
 from ...graph.types import TensorType
 
 if TYPE_CHECKING:
-    from ...graph.module import Module
     from .library import Kernel, KernelLibrary
     from .segment import Segment
 
@@ -219,14 +218,15 @@ class Planner:
         shape, dtype = self.shape(value), dtype_of(value)
         view = self._inside_concat(value, order)
         if view is None:
-            view = self.allocate(shape, dtype, order, self._wanted.get(value))
+            is_image = order is not None and tuple(order) == channels_last(len(shape))
+            view = self.allocate(shape, dtype, order, self._wanted.get(value) if is_image else None)
         self._views[value] = view
         return view
 
     def allocate(self, shape: Shape, dtype: DType, order: Sequence[int] | None = None, halo: Halo | None = None) -> View:
         """Memory of its own."""
         size = dtype.numpy.itemsize
-        if halo is None or order is None or tuple(order) != channels_last(len(shape)) or 0 in shape:
+        if halo is None or 0 in shape:
             storage = Storage(math.prod(shape) * size)
             return View(storage, dtype, Strided(shape, dense_strides(shape, order)))
         spatial = [b + n + a for b, n, a in zip(halo.before, shape[2:], halo.after, strict=True)]
@@ -374,5 +374,3 @@ def dtype_of(value: Value) -> DType:
     return value.type.dtype
 
 
-def module_text(module: Module) -> Any:
-    return str(module)

@@ -20,7 +20,7 @@ the second-level cache.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -83,22 +83,13 @@ class Conv:
 
 @dataclass(frozen=True)
 class ConvTiling:
-    """`rows` x `pixels` outputs times `vectors` of `lanes` channels in registers.
-
-    Input channels are cut into `parts`, whose sums are added up in y, and those into runs of `run`, for each of which
-    all taps are seen before the next (if it divides them; 0: all).
-    """
+    """`rows` x `pixels` outputs times `vectors` of `lanes` channels in registers; input channels in `parts` parts."""
 
     rows: int
     pixels: int
     vectors: int
     lanes: int
     parts: int = 1
-    run: int = 0
-
-    def runs(self, depth: int) -> int:
-        """How many runs `depth` channels are cut into."""
-        return depth // self.run if self.run and depth % self.run == 0 else 1
 
     @property
     def columns(self) -> int:
@@ -129,7 +120,7 @@ def conv_tilings(conv: Conv, machine: Machine) -> list[ConvTiling]:
         pixels = min(room, conv.pixels or room)
         rows = max(1, min(room // pixels, conv.rows or 1)) if conv.pixels else 1
         parts = _parts(conv, vectors * lanes * computed.numpy.itemsize, machine)
-        found.append(ConvTiling(rows, pixels, vectors, lanes, parts, int(__import__('os').environ.get('RUN', 0))))
+        found.append(ConvTiling(rows, pixels, vectors, lanes, parts))
     return found
 
 
@@ -145,14 +136,17 @@ def conv_cycles(conv: Conv, tiling: ConvTiling, machine: Machine) -> float:
     """About how many cycles a step of the sums takes for all outputs of a plane, if two multiply-adds start each cycle
     and so do two loads."""
     total = 0.0
+    # A row of filters that is read from the second-level cache takes its time.
+    strip = conv.depth * tiling.columns * computed_in(conv.dtype).numpy.itemsize
+    row = tiling.vectors * (0.5 if strip <= machine.l1 // 2 else 2.6 * machine.vector_bits / 512)
     heights = _shares(conv.rows or 8 * tiling.rows, tiling.rows)
     widths = _shares(conv.pixels or 8 * tiling.pixels, tiling.pixels)
     for height in heights:
         for width in widths:
             sums = height * width * tiling.vectors
             loads = height * width + tiling.vectors
-            # A tile with few sums waits for them; a row of filters comes from the second-level cache.
-            total += max(sums / 2, 4.0, 1.5 * tiling.vectors) + loads / 4
+            # Each sum is four cycles under way, so a tile with few of them waits.
+            total += max(sums / 2, 4.0, row) + 0.15 * loads
     return total * -(-conv.outputs // tiling.columns)
 
 
@@ -203,9 +197,8 @@ def packed_filters(w: np.ndarray, conv: Conv, tiling: ConvTiling) -> np.ndarray:
     filters = w.reshape(shape).astype(computed_in(conv.dtype).numpy, copy=False)
     strips = []
     for first, last in _part_bounds(conv, tiling):
-        runs = tiling.runs(last - first) if conv.x.channel == 1 else 1
-        strip = filters[:, :, first:last].reshape(*shape[:2], runs, -1, conv.window.taps)
-        order = strip.transpose(0, 2, 4, 3, 1) if conv.x.channel == 1 else strip.transpose(0, 2, 3, 4, 1)
+        strip = filters[:, :, first:last]
+        order = strip.transpose(0, 3, 2, 1) if conv.x.channel == 1 else strip.transpose(0, 2, 3, 1)
         strips.append(order.reshape(conv.groups, -1, conv.outputs))
     return packed_panels(np.concatenate(strips, 1), tiling.columns)
 
@@ -296,7 +289,7 @@ class _ConvBuilder:
             ahead: list[Operand] = []
             if self.prefetches:
                 tile = b.add(b.mul(y, across), x)
-                ahead = [b.view(views["w"], b.add(size, b.mul(tile, b.mul(size // tiling.columns, step)))), step]
+                ahead = [b.add(size, b.mul(tile, b.mul(size // tiling.columns, step))), step]
             self.tile(here, b.sub(bottom, top), b.sub(right, left), [columns, *ahead], part, depth)
 
     def tile(
@@ -309,12 +302,11 @@ class _ConvBuilder:
         flags = [b.value(flag, types.scalar(bool_)) for flag in (part > 0, part == len(self.parts) - 1)]
         extra = [b[name] for name in self.n.unknown(*self.strides())]
         passed = [*views.values(), *given, *(flags if len(self.parts) > 1 else []), *extra]
-        choose(
-            b, rows, heights,
-            lambda height: choose(
-                b, pixels, widths, lambda width: b.call(self.function(height, width, depth), *passed) and None
-            ),
-        )  # fmt: skip
+
+        def call(height: int, width: int) -> None:
+            b.call(self.function(height, width, depth), *passed)
+
+        choose(b, rows, heights, lambda height: choose(b, pixels, widths, lambda width: call(height, width)))
 
     def strides(self) -> list[str]:
         """The strides that a tile's function uses."""
@@ -338,7 +330,7 @@ class _ConvBuilder:
         arguments |= {operand.name: types.buffer(operand.dtype) for operand in conv.epilogue.operands}
         arguments["columns"] = INDEX
         if self.prefetches:
-            arguments |= {"ahead": types.buffer(self.computed), "ahead_step": INDEX}
+            arguments |= {"ahead": INDEX, "ahead_step": INDEX}
         if len(self.parts) > 1:
             arguments |= {"more": types.scalar(bool_), "last": types.scalar(bool_)}
         arguments |= self.n.unknown(*self.strides())
@@ -348,9 +340,13 @@ class _ConvBuilder:
         steps = [(row, pixel) for row in range(rows) for pixel in range(pixels)]
         places = [n.offset("x", row=row * down, pixel=pixel * right) for row, pixel in steps]
         tile = Tile(rows * pixels, tiling.vectors, tiling.lanes, self.computed)
-        nest = reduction(b, n, conv, depth, tiling.runs(depth))
-        ahead = (b["ahead"], b["ahead_step"]) if self.prefetches else None
-        sums = _sum(b, tile, nest, tile.zeros(b), (b["x"], b["w"], ahead), places)
+        nest = reduction(b, n, conv, depth)
+
+        def fetch(k: Operand) -> None:
+            if self.prefetches:
+                b.prefetch(b["w"], b.add(b["ahead"], b.mul(k, b["ahead_step"])), level=2)
+
+        sums = _sum(b, tile, nest, tile.zeros(b), (b["x"], b["w"]), places, fetch)
         columns: Operand = tiling.columns if conv.outputs % tiling.columns == 0 else b["columns"]
         target = Target(b["y"], [n.offset("y", row=row, pixel=pixel) for row, pixel in steps], columns)
         more, last = (b["more"], b["last"]) if len(self.parts) > 1 else (False, True)
@@ -359,19 +355,17 @@ class _ConvBuilder:
         return b.finish()
 
 
-def reduction(b: LoopBuilder, n: Numbers, conv: Conv, depth: int, runs: int) -> list[tuple[int, Operand]]:
-    """The dims that are summed over, outer ones first, as extent and stride in x: for each of `runs` the taps and its
-    channels. Dims without a gap between them are one."""
+def reduction(b: LoopBuilder, n: Numbers, conv: Conv, depth: int) -> list[tuple[int, Operand]]:
+    """The dims that are summed over, outer ones first, as extent and stride in x. Dims without a gap between them are
+    one."""
     window = conv.window
     taps: list[tuple[int, Operand]] = [
         (extent, b.mul(dilation, n[f"x_{dim}"]))
         for extent, dilation, dim in zip(window.kernel, window.dilations, ("plane", "row", "pixel"), strict=True)
     ]
-    dims: list[tuple[int, Operand]] = [(depth, n["x_channel"]), *taps]
-    if conv.x.channel == 1:
-        dims = [(runs, depth // runs), *taps, (depth // runs, 1)]
+    channels: tuple[int, Operand] = (depth, n["x_channel"])
     joined: list[tuple[int, Operand]] = []
-    for extent, stride in dims:
+    for extent, stride in [*taps, channels] if conv.x.channel == 1 else [channels, *taps]:
         if extent == 1:
             continue
         outer = joined[-1][1] if joined else None
@@ -389,32 +383,26 @@ def _tile_count(conv: Conv, tiling: ConvTiling) -> float:
     return -(-conv.rows // tiling.rows) * -(-conv.pixels // tiling.pixels)
 
 
-# What is read: the input at the tile's first output, the filters, and perhaps what to prefetch and in which steps.
-_Sources = tuple[Value, Value, "tuple[Value, Value] | None"]
-
-
 def _sum(
     b: LoopBuilder,
     tile: Tile,
     nest: Sequence[tuple[int, Operand]],
     sums: Sequence[Value],
-    sources: _Sources,
+    sources: tuple[Value, Value],
     places: Sequence[Operand],
+    fetch: Callable[[Operand], None],
 ) -> list[Value]:
-    """The sums over all dims of `nest`."""
+    """The sums over all dims of `nest`; `sources` are the input and the filters, `fetch(k)` is called in step k."""
     (extent, stride), *inner = nest
     count = math.prod(size for size, _ in inner)
-    x, strip, ahead = sources
     with b.loop(0, extent, 1, sums) as state:
         k = state.index
-        here = b.view(x, b.mul(k, stride))
+        first = b.mul(k, count)
+        x, strip = b.view(sources[0], b.mul(k, stride)), b.view(sources[1], b.mul(first, tile.columns))
         if inner:
-            further = None if ahead is None else (b.view(ahead[0], b.mul(b.mul(k, count), ahead[1])), ahead[1])
-            filters = b.view(strip, b.mul(k, count * tile.columns))
-            state.yields(_sum(b, tile, inner, state.values, (here, filters, further), places))
+            further = _sum(b, tile, inner, state.values, (x, strip), places, lambda step: fetch(b.add(first, step)))
         else:
-            right = tile.right(b, strip, b.mul(k, tile.columns))
-            if ahead is not None:
-                b.prefetch(ahead[0], b.mul(k, ahead[1]), level=2)
-            state.yields(tile.step(b, state.values, here, places, right))
+            fetch(first)
+            further = tile.step(b, state.values, x, places, tile.right(b, strip, 0))
+        state.yields(further)
     return list(state.results)

@@ -113,6 +113,19 @@ class Given:
 
 
 @dataclass(frozen=True)
+class Right:
+    """How the right factor lies: its vector v for step k begins at `places[v] + k * step` of `buffer`.
+
+    A mask says which of a vector's numbers exist; the others are not read, and count as 0.
+    """
+
+    buffer: Value
+    step: Operand
+    places: Sequence[Operand]
+    masks: Sequence[Value | None] = ()
+
+
+@dataclass(frozen=True)
 class Tile:
     """`rows` x `vectors` registers of `lanes` sums, held in `dtype` (that of the factors, or wider)."""
 
@@ -131,10 +144,18 @@ class Tile:
         """The sums at the start, row by row."""
         return [b.constant(0, types.vector(self.dtype, self.lanes))] * (self.rows * self.vectors)
 
-    def right(self, b: LoopBuilder, strip: Value, place: Operand) -> list[Value]:
-        """One step of the right factor: `columns` numbers of `strip` from `place` on."""
-        starts = range(0, self.columns, self.lanes)
-        return [b.cast(b.load(strip, b.add(place, start), self.lanes), self.dtype) for start in starts]
+    def packed(self, strip: Value) -> Right:
+        """A strip in which `columns` numbers for each step follow each other."""
+        return Right(strip, self.columns, range(0, self.columns, self.lanes))
+
+    def right(self, b: LoopBuilder, strip: Value | Right, place: Operand) -> list[Value]:
+        """One step of the right factor: `columns` numbers of a packed strip from `place` on, or else its vectors."""
+        right = strip if isinstance(strip, Right) else self.packed(strip)
+        masks = right.masks or [None] * len(right.places)
+        return [
+            b.cast(b.load(right.buffer, b.add(place, start), self.lanes, mask), self.dtype)
+            for start, mask in zip(right.places, masks, strict=True)
+        ]
 
     def step(
         self, b: LoopBuilder, sums: Sequence[Value], a: Value, places: Sequence[Operand], right: Sequence[Value]
@@ -159,15 +180,16 @@ class Tile:
         a: Value,
         places: Sequence[Operand],
         a_k: Operand,
-        strip: Value,
+        strip: Value | Right,
         unroll: int = 1,
         beside: Callable[[Operand], None] | None = None,
     ) -> list[Value]:
-        """The sums after `depth` steps: row i reads `a[places[i] + k * a_k]`, and `strip` is read in order.
+        """The sums after `depth` steps: row i reads `a[places[i] + k * a_k]`; a plain `strip` is a packed one.
 
         `unroll` steps are written out in the loop's body. `beside(k)` builds something that is done once for them,
         such as a prefetch.
         """
+        factor = strip if isinstance(strip, Right) else self.packed(strip)
         whole: Operand = depth
         if unroll > 1:
             whole = b.sub(depth, b.rem(depth, unroll))
@@ -182,8 +204,7 @@ class Tile:
                 for part in range(count):
                     k = b.add(carried.index, part)
                     left = b.view(a, b.mul(k, a_k))
-                    right = self.right(b, strip, b.mul(k, self.columns))
-                    following = self.step(b, following, left, places, right)
+                    following = self.step(b, following, left, places, self.right(b, factor, b.mul(k, factor.step)))
                 carried.yields(following)
             state = list(carried.results)
         return state

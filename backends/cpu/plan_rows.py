@@ -1,0 +1,274 @@
+"""Planning reductions, and functions of rows: softmax and the norms."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...graph.core import Block, Operation, Value
+from ...graph.dtypes import DType
+from ...graph.kernel.bodies import interpret, signature
+from ...graph.kernel.kernel_base import epilogue_of, extras_of
+from ...graph.kernel.scalar_emitter import ScalarEmitter, computed_in
+from ...graph.kernel.strided import Shape, Strided
+from .kernels.reduce import Reduce, Total, build_reduce, piece_length, reduce_arguments, reduce_units
+from .kernels.rows import (
+    RowFunction,
+    RowKernel,
+    build_rows,
+    layer_norm,
+    log_softmax,
+    rms_norm,
+    row_arguments,
+    row_buffers,
+    row_scratch,
+    row_units,
+    softmax,
+)
+from .kernels.strided import Body, Rows, split_rows
+from .kernels.strided import View as TensorView
+from .plan_map import order_of
+from .planner import Argument, Buffer, Planner, View, plans
+
+if TYPE_CHECKING:
+    from ...graph.kernel.loop_builder import LoopBuilder
+
+
+@dataclass(frozen=True)
+class _Function:
+    """A region as a function of vectors, and what identifies it."""
+
+    body: Body | None
+    key: Hashable
+
+
+def _function(block: Block | None) -> _Function:
+    if block is None:
+        return _Function(None, None)
+
+    def body(b: LoopBuilder, values: Sequence[Value]) -> Sequence[Any]:
+        return interpret(block, ScalarEmitter(b), values)
+
+    return _Function(body, signature(block))
+
+
+def _prologue(op: Operation) -> _Function:
+    region = op.regions.get("prologue")
+    return _function(None if region is None else region.block)
+
+
+@plans("kernel.rows")
+def plan_rows(planner: Planner, op: Operation) -> None:
+    """One call; a row is the last axis."""
+    shape = planner.shape(op.result)
+    count = int(op.attr("sources"))
+    values = op.operand_values[:count]
+    sources = [planner.view(value).broadcast(shape) for value in values]
+    result = planner.new(op.result, order_of(planner, values, shape))
+    others = [planner.view(value).broadcast(shape) for value in extras_of(op)]
+    main = next((view for view in sources if 0 not in view.strides), result)
+    tensors = [*sources, result, *others]
+    rows = split_rows(shape, [len(shape) - 1], [main.strides, *(view.strides for view in tensors)])
+    views = _tensor_views(rows, tensors, planner.is_static(op.result))
+    last = op.result.type.shape[-1]  # type: ignore[attr-defined]
+    prologue, epilogue = _prologue(op), _function(epilogue_of(op))
+    static = planner.is_static(op.result)
+    kernel = RowKernel(
+        _row_function(op), _sizes(rows.outer, static), _sizes(rows.row, static or isinstance(last, int)),
+        tuple(views[:count]), (views[count],), tuple(views[count + 1 :]), prologue=prologue.body,
+        epilogue=epilogue.body, along=rows.along,
+    )  # fmt: skip
+    name = f"{op.attr('kind')}_{'x'.join(map(str, rows.row))}"
+    key = ("rows", op.attr("kind"), op.attr("epsilon"), kernel.outer, kernel.row, tuple(views), kernel.along,
+           prologue.key, epilogue.key)  # fmt: skip
+    machine = planner.machine
+    compiled = planner.library.get(key, lambda name: build_rows(name, kernel, machine), name)
+    names = [*(f"x{i}" for i in range(count)), "y0", *(f"o{i}" for i in range(len(others)))]
+    given = _arguments(planner, rows, names, tensors)
+    given["scratch"] = Buffer(None)
+    scratch = row_scratch(kernel, machine, rows.row) * row_buffers(kernel)["scratch"].numpy.itemsize
+    units = row_units(kernel, machine, rows.outer) if result.layout.size else 0
+    arguments = [given[each] for each in row_arguments(kernel) if each not in ("begin", "end", "thread")]
+    planner.call(compiled, arguments, units, 16.0 * result.layout.size, scratch)
+
+
+def _row_function(op: Operation) -> RowFunction:
+    match op.attr("kind"):
+        case "softmax":
+            return softmax()
+        case "log_softmax":
+            return log_softmax()
+        case "layer_norm":
+            return layer_norm(float(op.attr("epsilon")))
+    return rms_norm(float(op.attr("epsilon")))
+
+
+_COMBINE = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "product"}
+
+
+@plans("kernel.reduce")
+def plan_reduce(planner: Planner, op: Operation) -> None:
+    """One call, or two where few rows are so long that they are cut into pieces."""
+    count = int(op.attr("sources"))
+    values, axes = op.operand_values[:count], tuple(op.attr("axes"))
+    shape = np.broadcast_shapes(*(planner.shape(value) for value in values))
+    sources = [planner.view(value).broadcast(shape) for value in values]
+    order = order_of(planner, values, shape)
+    if not op.attr("keepdims"):
+        kept = [axis for axis in range(len(shape)) if axis not in axes]
+        order = tuple(kept.index(axis) for axis in order if axis in kept)
+    result = planner.new(op.result, order)
+    others = [planner.view(value).broadcast(result.shape) for value in extras_of(op)]
+    result, *others = (_over(view, shape, axes) for view in (result, *others))
+    dtype = computed_in(result.dtype)
+    epilogue = _function(epilogue_of(op))
+    if op.attr("kind") == "mean":
+        elements = int(np.prod([shape[axis] for axis in axes], dtype=np.int64))
+        others.append(planner.constant(_count(planner, elements, dtype), dtype).broadcast(shape))
+        epilogue = _mean_then(epilogue)
+    work = _Reduction(_COMBINE[op.attr("kind")], dtype, _prologue(op), epilogue)
+    _reduce(planner, op, work, shape, axes, sources, result, others)
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    combine: str
+    dtype: DType
+    prologue: _Function
+    epilogue: _Function
+
+
+def _reduce(
+    planner: Planner,
+    op: Operation,
+    work: _Reduction,
+    shape: Shape,
+    axes: Sequence[int],
+    sources: Sequence[View],
+    result: View,
+    others: Sequence[View],
+) -> None:
+    """Reduce views over `shape`; the result and the others have stride 0 along `axes`."""
+    main = next((view for view in sources if 0 not in view.strides), sources[0])
+    tensors = [*sources, result, *others]
+    rows = split_rows(shape, axes, [main.strides, *(view.strides for view in tensors)])
+    piece = piece_length(rows.along, rows.outer, rows.row)
+    count = len(sources)
+    if piece:
+        pieces = -(-rows.row[0] // piece)
+        outer = rows.outer
+        partial = planner.allocate((pieces, *outer), work.dtype)
+        stage = Rows(outer, rows.row, [*rows.outer_strides[: count + 1], partial.strides[1:]],
+                     [*rows.row_strides[: count + 1], (0,) * len(rows.row)], rows.along)  # fmt: skip
+        first = _Reduction(work.combine, work.dtype, work.prologue, _Function(None, None))
+        _emit(planner, op, first, stage, sources, partial, [], piece, partial.strides[0])
+        # What is left: rows of pieces, everything else over the outer dims as they were joined.
+        columns = rows.outer_strides[count + 1 :]
+        seen = [_flat(view, outer, strides) for view, strides in zip((result, *others), columns, strict=True)]
+        second = _Reduction(work.combine, work.dtype, _Function(None, None), work.epilogue)
+        _reduce(planner, op, second, (pieces, *outer), [0], [partial], seen[0], seen[1:])
+        return
+    _emit(planner, op, work, rows, sources, result, others, 0, 0)
+
+
+def _flat(view: View, outer: Shape, strides: Sequence[int]) -> View:
+    """A view over (pieces, *outer)."""
+    return view.seen(Strided((1, *outer), (0, *strides), view.layout.offset)).broadcast((1, *outer))
+
+
+def _emit(
+    planner: Planner,
+    op: Operation,
+    work: _Reduction,
+    rows: Rows,
+    sources: Sequence[View],
+    result: View,
+    others: Sequence[View],
+    piece: int,
+    piece_stride: int,
+) -> None:
+    count = len(sources)
+    tensors = [*sources, result, *others]
+    static = planner.is_static(op.result) and planner.is_static(op.operand_values[0])
+    views = _tensor_views(rows, tensors, static)
+    kernel = Reduce(
+        _sizes(rows.outer, static), _sizes(rows.row, static), tuple(views[:count]),
+        (Total(work.combine, work.dtype),), (TensorView(result.dtype, views[count].outer),),
+        tuple(TensorView(view.dtype, view.outer) for view in views[count + 1 :]), work.prologue.body,
+        work.epilogue.body, rows.along, piece,
+    )  # fmt: skip
+    name = f"reduce_{work.combine}_{'x'.join(map(str, rows.row))}"
+    key = ("reduce", kernel.outer, kernel.row, kernel.operands, kernel.totals, kernel.results, kernel.others,
+           kernel.along, piece, work.prologue.key, work.epilogue.key)  # fmt: skip
+    machine = planner.machine
+    compiled = planner.library.get(key, lambda name: build_reduce(name, kernel, machine), name)
+    names = [*(f"x{i}" for i in range(count)), "y0", *(f"o{i}" for i in range(len(others)))]
+    given = _arguments(planner, rows, names, tensors)
+    given |= {"piece": piece, "y0_piece": piece_stride}
+    units = reduce_units(kernel, machine, rows.outer, rows.row, piece) if 0 not in rows.outer else 0
+    arguments = [given[each] for each in reduce_arguments(kernel) if each not in ("begin", "end", "thread")]
+    planner.call(compiled, arguments, units, 2.0 * rows.row_length * int(np.prod(rows.outer, dtype=np.int64)))
+
+
+def _over(view: View, shape: Shape, axes: Sequence[int]) -> View:
+    """The view of a result (with or without the dims `axes`) seen over the whole shape: the same along `axes`."""
+    strides = list(view.strides)
+    if view.layout.rank != len(shape):
+        kept = iter(strides)
+        strides = [0 if axis in axes else next(kept) for axis in range(len(shape))]
+    strides = [0 if axis in axes else stride for axis, stride in enumerate(strides)]
+    return view.seen(Strided(shape, tuple(strides), view.layout.offset))
+
+
+def _count(planner: Planner, elements: int, dtype: DType) -> np.ndarray:
+    """The number of elements as an array of one, the same array for equal numbers."""
+    key = ("count", elements, dtype.name)
+    found = planner.shared.packed.get(key)
+    if found is None:
+        found = planner.shared.packed[key] = np.array(elements, dtype.numpy)
+    return found
+
+
+def _mean_then(epilogue: _Function) -> _Function:
+    """Divide by the last of the other operands, then go on."""
+
+    def body(b: LoopBuilder, values: Sequence[Value]) -> Sequence[Any]:
+        total, *others, elements = values
+        mean = b.div(total, elements)
+        return [mean] if epilogue.body is None else epilogue.body(b, [mean, *others])
+
+    return _Function(body, ("mean", epilogue.key))
+
+
+def _sizes(numbers: Sequence[int], static: bool) -> tuple[int | None, ...]:
+    return tuple(number if static else None for number in numbers)
+
+
+def _tensor_views(rows: Rows, tensors: Sequence[View], static: bool) -> list[TensorView]:
+    """The tensors as kernels see them. `rows` has the strides of a leading tensor that only decides on the order."""
+
+    def strides(numbers: Sequence[int]) -> tuple[int | None, ...]:
+        return tuple(number if static or number in (0, 1) else None for number in numbers)
+
+    return [
+        TensorView(view.dtype, strides(outer), strides(row))
+        for view, outer, row in zip(tensors, rows.outer_strides[1:], rows.row_strides[1:], strict=True)
+    ]
+
+
+def _arguments(
+    planner: Planner, rows: Rows, names: Sequence[str], tensors: Sequence[View]
+) -> dict[str, Argument]:
+    given: dict[str, Argument] = {f"outer{axis}": extent for axis, extent in enumerate(rows.outer)}
+    given |= {f"row{axis}": extent for axis, extent in enumerate(rows.row)}
+    columns: Mapping[str, Any] = {"outer": rows.outer_strides[1:], "row": rows.row_strides[1:]}
+    for index, (name, view) in enumerate(zip(names, tensors, strict=True)):
+        given[name] = planner.buffer(view)
+        for part in ("outer", "row"):
+            given |= {f"{name}_{part}{axis}": stride for axis, stride in enumerate(columns[part][index])}
+    return given
+
+
