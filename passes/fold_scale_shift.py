@@ -92,12 +92,7 @@ class NumberBehindMovement(OpRule):
         found = _scaled_product(m)
         assert not isinstance(found, Mismatch)
         tensor, factor, targets = found
-        for op, index in targets:
-            operand = op.operands[index]
-            data = m.data(operand)
-            assert data is not None
-            weight = m.rewriter.before(op).const(scaled(data.numpy(), factor), data.dtype)
-            m.rewriter.set_operand(op, index, weight)
+        scale_constants(m, targets, factor)
         return tensor
 
 
@@ -115,13 +110,27 @@ def _scaled_product(m: Match) -> tuple[Value, float, list[tuple[Operation, int]]
         factor = 1.0 / factor if factor and np.isfinite(factor) else np.nan
     if not np.isfinite(factor):
         return m.fail(f"scaling weights by {factor} is not scaling results by it", m.root)
-    current: Value | None = tensor
+    targets = scalable_behind_movement(m, tensor)
+    return targets if isinstance(targets, Mismatch) else (tensor, float(factor), targets)
+
+
+def scalable_behind_movement(m: Match, tensor: Value | None) -> list[tuple[Operation, int]] | Mismatch:
+    """The constant operands that can be scaled in place of `tensor`: those of the product whose elements it holds."""
+    current = tensor
     while current is not None and current.producer is not None and current.producer.name in _MOVEMENT:
         if current.use_count != 1:
             return m.fail("the tensor has other users", current)
         current = current.producer.operands[0]
-    targets = _scalable_operands(m, current)
-    return targets if isinstance(targets, Mismatch) else (tensor, float(factor), targets)
+    return _scalable_operands(m, current)
+
+
+def scale_constants(m: Match, targets: list[tuple[Operation, int]], factor: float) -> None:
+    """Multiply these constant operands by `factor`."""
+    for op, index in targets:
+        data = m.data(op.operands[index])
+        assert data is not None
+        weight = m.rewriter.before(op).const(scaled(data.numpy(), factor), data.dtype)
+        m.rewriter.set_operand(op, index, weight)
 
 
 def _scalable_operands(m: Match, product: Value | None) -> list[tuple[Operation, int]] | Mismatch:

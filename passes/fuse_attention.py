@@ -32,6 +32,7 @@ from ..graph.types import TensorType
 from .base import RulePass
 from .context import PassContext
 from .driver import apply_rules
+from .fold_scale_shift import scalable_behind_movement, scale_constants
 from .fuse_attention_forms import Operands, choose_again, choose_operands
 from .fuse_attention_masks import Mask, build_mask, choose_mask
 from .fuse_attention_scores import NearMiss, Scores, dtype_of, near, read_scores
@@ -229,6 +230,26 @@ class AttentionOperands(OpRule):
         return None
 
 
+class ScaleIntoWeights(OpRule):
+    """attention(reshape(matmul(x, w)), ...) that is written as its parts -> the same with the scale in w"""
+
+    exactness = "reassociates"
+    root: ClassVar[str] = "attention"
+
+    def when(self, m: Match) -> Verdict:
+        if m.root.attr("scale") in (None, 1.0):
+            return m.fail("it has no scale of its own", m.root)
+        found = scalable_behind_movement(m, m.root.operands[0])
+        return found if isinstance(found, Mismatch) else True
+
+    def build(self, b: OpBuilder, m: Match) -> Replacement:
+        found = scalable_behind_movement(m, m.root.operands[0])
+        assert not isinstance(found, Mismatch)
+        scale_constants(m, found, float(m.root.attr("scale")))
+        m.rewriter.set_attribute(m.root, "scale", 1.0)
+        return None
+
+
 @dataclass(frozen=True)
 class FuseAttention(RulePass):
     """Fuse attention that is written out."""
@@ -236,12 +257,13 @@ class FuseAttention(RulePass):
     name = "fuse-attention"
     exactness = "reassociates"
     fuses = True
-    rules = (FusedAttention, AttentionOperands)
+    rules = (FusedAttention, AttentionOperands, ScaleIntoWeights)
 
     def run(self, module: Module, context: PassContext) -> bool:
-        # Where Attention will be taken apart again, a Reshape of each operand would be one too many.
+        # Where Attention will be taken apart again, a Reshape of each operand would be one too many, and so is a scale.
         flat = module.opsets.get("", 0) >= FIRST_OPSET
-        changed = apply_rules(module, [FusedAttention(flat), AttentionOperands(flat)], context)
+        rules = [FusedAttention(flat), AttentionOperands(flat), *(() if flat else (ScaleIntoWeights(),))]
+        changed = apply_rules(module, rules, context)
         inference = InferenceContext(module.symbols)
         for op in module.walk():
             found = find_site(op, inference) if op.name == "softmax" else None
