@@ -25,7 +25,7 @@ from tilewright.backends.cpu.kernels.rows import (
 )
 from tilewright.backends.cpu.kernels.strided import View, split_rows
 from tilewright.backends.cpu.machine import machine_of_width
-from tilewright.graph.dtypes import bf16, f16, f32, f64, from_numpy
+from tilewright.graph.dtypes import bf16, f16, f64, from_numpy
 from tilewright.graph.kernel.interpreter import run_loops
 
 random = np.random.default_rng(9)

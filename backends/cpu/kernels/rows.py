@@ -20,7 +20,6 @@ from ....graph.core import Value
 from ....graph.dtypes import DType, f32
 from ....graph.kernel import vector_math
 from ....graph.kernel.loop_builder import LoopBuilder, Operand
-from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Module
 from ..machine import Machine
 from .exponential import exp_of_negative
