@@ -1,0 +1,202 @@
+"""How near convolution kernels come to the machine's FMA peak, and to ONNX Runtime's.
+
+    python benchmarks/convolutions.py [--seconds 2] [--only 3x3]
+
+Every row is one layer, float32, one image, one thread, with bias and Relu fused. ONNX Runtime runs a model of that
+layer alone, so its figure includes bringing the input into its blocked layout and back; ours reads and writes channels
+last, which a whole network keeps. All contestants run in turn and the best of each counts. Read the ratios: on a busy
+machine the peak itself comes out low.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import numpy as np
+from kernels import best_of, in_plain_environment, peak
+from measure import table
+
+from tilewright.backends.cpu.jit import compile_modules
+from tilewright.backends.cpu.kernels.conv import (
+    Conv,
+    build_conv,
+    choose_conv_tiling,
+    conv_arguments,
+    conv_blocks,
+    conv_tilings,
+    conv_units,
+    packed_filters,
+)
+from tilewright.backends.cpu.kernels.image import BY_CHANNEL, ImageEpilogue, ImageOperand, Layout, Window
+from tilewright.backends.cpu.machine import machine
+from tilewright.graph.dtypes import f32
+from tilewright.graph.module import Module
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Input extent, channels in and out, filter extent, stride, groups, dilation; padded so that stride 1 keeps the
+    extent."""
+
+    size: int
+    channels: int
+    outputs: int
+    kernel: int
+    stride: int = 1
+    groups: int = 1
+    dilation: int = 1
+    planar: bool = False
+
+    @property
+    def pad(self) -> int:
+        return (self.kernel - 1) * self.dilation // 2
+
+    @property
+    def out(self) -> int:
+        return (self.size + 2 * self.pad - (self.kernel - 1) * self.dilation - 1) // self.stride + 1
+
+    @property
+    def operations(self) -> float:
+        return 2.0 * self.out**2 * self.outputs * self.channels // self.groups * self.kernel**2
+
+    def __str__(self) -> str:
+        text = f"{self.kernel}x{self.kernel} {self.channels}->{self.outputs} @{self.size}"
+        text += f" /{self.stride}" if self.stride > 1 else ""
+        text += f" groups {self.groups}" if self.groups > 1 else ""
+        text += f" dilation {self.dilation}" if self.dilation > 1 else ""
+        return text + (" planar input" if self.planar else "")
+
+
+LAYERS = [
+    Layer(224, 3, 64, 7, 2), Layer(224, 3, 64, 7, 2, planar=True), Layer(224, 3, 32, 3, 2),
+    Layer(56, 64, 64, 3), Layer(28, 128, 128, 3), Layer(14, 256, 256, 3), Layer(7, 512, 512, 3),
+    Layer(56, 128, 128, 3, 2), Layer(28, 256, 256, 3, 2), Layer(14, 512, 512, 3, 2),
+    Layer(56, 256, 512, 1, 2), Layer(28, 512, 1024, 1, 2), Layer(14, 1024, 2048, 1, 2),
+    Layer(28, 128, 128, 3, dilation=2), Layer(14, 512, 512, 3, groups=32), Layer(20, 128, 128, 3),
+    Layer(13, 256, 512, 3), Layer(112, 64, 128, 3),
+]  # fmt: skip
+
+
+def bias_relu(b: Any, total: Any, given: Any) -> Any:
+    return b.max(b.add(total, given[0]), 0)
+
+
+EPILOGUE = ImageEpilogue((ImageOperand("bias", f32, BY_CHANNEL),), bias_relu)
+
+
+def compiled(module: Module, names: list[str], known: dict[str, Any]) -> Callable[[], object]:
+    """A call of the kernel with these arguments, which it keeps alive."""
+    code = compile_modules([module], machine())
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(names))(code.address(module.main.key.name))
+    given = [known[name] for name in names]
+    words = [each.ctypes.data if isinstance(each, np.ndarray) else each for each in given]
+
+    def run(keep: object = (code, given)) -> None:
+        function(*words)
+
+    return run
+
+
+def onnxruntime_layer(layer: Layer, x: np.ndarray, w: np.ndarray, bias: np.ndarray) -> tuple[Callable[[], object], Any]:
+    """A run of the layer with its Relu on bound buffers, and its result."""
+    import onnxruntime
+    from onnx import TensorProto, helper, numpy_helper
+
+    facts = {
+        "strides": [layer.stride] * 2, "pads": [layer.pad] * 4, "group": layer.groups,
+        "dilations": [layer.dilation] * 2,
+    }  # fmt: skip
+    shape = [1, layer.outputs, layer.out, layer.out]
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w", "b"], ["c"], **facts), helper.make_node("Relu", ["c"], ["y"])],
+        "layer",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(w, "w"), numpy_helper.from_array(bias, "b")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("x", onnxruntime.OrtValue.ortvalue_from_numpy(x))
+    binding.bind_output("y")
+    return lambda: session.run_with_iobinding(binding), session.run(None, {"x": x})[0]
+
+
+def haloed(layer: Layer, x: np.ndarray) -> np.ndarray:
+    padded = np.pad(x[0], [(0, 0), (layer.pad,) * 2, (layer.pad,) * 2])
+    return np.ascontiguousarray(padded if layer.planar else padded.transpose(1, 2, 0))
+
+
+def conv_runs(
+    layer: Layer, x: np.ndarray, w: np.ndarray, bias: np.ndarray, every: bool
+) -> tuple[dict[str, Callable[[], object]], np.ndarray]:
+    """Runs of our kernel with the tiling that is chosen, or with each, and the buffer of the result."""
+    source, out = haloed(layer, x), layer.out
+    side = layer.size + 2 * layer.pad
+    steps = (side**2, 0, side, 1) if layer.planar else (1, 0, side * layer.channels, layer.channels)
+    conv = Conv(
+        Window.of((layer.kernel,) * 2, (layer.stride,) * 2, (layer.dilation,) * 2), layer.channels // layer.groups,
+        layer.outputs // layer.groups, f32, layer.groups, 1, out, out,
+        Layout(None, steps[1], steps[2], steps[3], steps[0]), Layout(None, 0, out * layer.outputs, layer.outputs),
+        EPILOGUE,
+    )  # fmt: skip
+    y = np.zeros((out, out, layer.outputs), np.float32)
+    runs = {}
+    best = choose_conv_tiling(conv, machine())
+    for tiling in conv_tilings(conv, machine()) if every else [best]:
+        blocks = conv_blocks(conv, tiling, machine(), out, out)
+        known = {
+            "x": source, "w": packed_filters(w, conv, tiling), "y": y, "bias": bias, "images": 1, "blocks": blocks,
+            "x_image": 0, "y_image": 0, "begin": 0, "end": conv_units(conv, tiling, 1, 1, blocks), "thread": 0,
+        }  # fmt: skip
+        tag = f"{tiling.rows}x{tiling.pixels}x{tiling.columns}" + (f"/{tiling.parts}" if tiling.parts > 1 else "")
+        name = f"{tag}{'*' if every and tiling == best else ''}"
+        runs[name] = compiled(build_conv("conv", conv, tiling), conv_arguments(conv), known)
+    return runs, y
+
+
+def layer_row(layer: Layer, seconds: float, every: bool) -> list[str]:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(1, layer.channels, layer.size, layer.size)).astype(np.float32)
+    w = random.normal(size=(layer.outputs, layer.channels // layer.groups, layer.kernel, layer.kernel)) * 0.05
+    w, bias = w.astype(np.float32), random.normal(size=layer.outputs).astype(np.float32)
+    theirs, expected = onnxruntime_layer(layer, x, w, bias)
+    ours, y = conv_runs(layer, x, w, bias, every)
+    for name, run in ours.items():
+        y[...] = 0
+        run()
+        error = np.abs(y.transpose(2, 0, 1) - expected[0]).max() / np.abs(expected).max()
+        if error > 1e-5:
+            raise click.ClickException(f"{layer}, {name}: differs by {error:.1e}")
+    registers, operations = peak()
+    best = best_of({"peak": registers, "onnxruntime": theirs, **ours}, seconds)
+    top, rival = operations / best["peak"], layer.operations / best["onnxruntime"]
+    rates = {name: layer.operations / best[name] for name in ours}
+    winner = max(rates, key=lambda name: rates[name])
+    tried = " ".join(f"{name} {rate / 1e9:.0f}" for name, rate in rates.items())
+    return [
+        str(layer), f"{top / 1e9:.0f}", f"{rates[winner] / 1e9:.0f} ({100 * rates[winner] / top:.0f}%)",
+        f"{rival / 1e9:.0f}", f"{rates[winner] / rival:.2f}", tried,
+    ]  # fmt: skip
+
+
+@click.command()
+@click.option("--seconds", default=2.0, show_default=True, help="For each row.")
+@click.option("--only", default="", help="Layers whose text contains this.")
+@click.option("--every", is_flag=True, help="Try every tiling, not only the one that is chosen (*).")
+def main(seconds: float, only: str, every: bool) -> None:
+    """Measure layers on one thread."""
+    in_plain_environment()
+    rows = [layer_row(layer, seconds, every) for layer in LAYERS if only in str(layer)]
+    columns = ["layer", "peak GFLOP/s", "tilewright", "onnxruntime", "ratio", "rows x pixels x channels of a tile"]
+    table("Convolutions, float32, one thread", columns, rows)
+
+
+if __name__ == "__main__":
+    main()
