@@ -18,8 +18,9 @@ from .base import RulePass
 from .pattern import PatternBuilder, PatternValue
 from .rules import Match, Rule, Verdict
 
-# Element types that Gemm takes (ONNX operator Gemm, type constraint T).
-GEMM_TYPES = ("f16", "f32", "f64", "bf16", "i32", "i64", "u32", "u64")
+# Element types that Gemm takes (ONNX operator Gemm, type constraint T), but for the integers, which runtimes multiply in
+# MatMul only.
+GEMM_TYPES = ("f16", "f32", "f64", "bf16")
 
 
 class MatMulAddToGemm(Rule):

@@ -27,8 +27,8 @@ _RECOMPOSE = (
 )
 # Rounds differently: what constant factors and terms can be put into weights, and what row by row work is a Gemm.
 _FUSION = (
-    f"drop-zero-terms,{_RECOMPOSE},repeat(max=4){{fold-batch-norm,fold-scale-shift,fold-pads}},dce,"
-    "collapse-batch,merge-reshapes,matmul-to-gemm,fold-scale-shift,fuse-attention,dce"
+    f"drop-zero-terms,{_RECOMPOSE},repeat(max=4){{fold-batch-norm,fold-scale-shift,fold-pads,merge-products}},dce,"
+    "collapse-batch,merge-reshapes,matmul-to-gemm,fold-scale-shift,merge-products,fuse-attention,fold-into-gemm,dce"
 )
 
 PRESETS: dict[str, str] = {
@@ -36,7 +36,7 @@ PRESETS: dict[str, str] = {
     "recompose": _RECOMPOSE,
     "O1": f"{_CLEANUP},{_EXACT},{_LAST}",
     "O2": f"{_CLEANUP},{_EXACT},{_FUSION},{_CLEANUP},{_LAST}",
-    "O3": f"{_CLEANUP},{_EXACT},{_FUSION},{_CLEANUP},{_LAST}",
+    "O3": f"{_CLEANUP},{_EXACT},{_FUSION},merge-siblings,{_CLEANUP},{_LAST}",
 }
 
 # The least exact kind of rewrite that a level permits.
