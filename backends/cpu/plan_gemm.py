@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,12 +12,12 @@ from ...graph.core import Operation, Value
 from ...graph.kernel.bodies import interpret, signature
 from ...graph.kernel.kernel_base import epilogue_of, extras_of
 from ...graph.kernel.scalar_emitter import ScalarEmitter
-from ...graph.kernel.strided import Shape, Strided
+from ...graph.kernel.strided import Strided
 from .kernels.elementwise import collapse
 from .kernels.gemm import Gemm, Tiling, arguments_of, build_gemm, choose_tiling, scratch_elements, work_units
 from .kernels.pack import packed_panels
 from .kernels.tile import Epilogue, EpilogueOperand
-from .planner import Argument, Planner, View, dtype_of, plans
+from .planner import Argument, Buffer, Planner, View, dtype_of, plans
 
 if TYPE_CHECKING:
     from ...graph.kernel.loop_builder import LoopBuilder
@@ -63,8 +62,11 @@ def multiply(planner: Planner, op: Operation, product: Product) -> None:
     k = product.a.shape[-1]
     c_row = _row_stride(product.c)
     machine, dtype = planner.machine, dtype_of(op.result)
-    tiling = choose_tiling(machine, dtype, m if product.static else None, n, k)
     b = product.b
+    is_weight = product.weight is not None and b.layout.rank == 2
+    tiling = choose_tiling(
+        machine, dtype, m if product.static else None, n, k, math.prod(batch), is_weight, b.strides[-1]
+    )  # fmt: skip
     panels = _packed(planner, product, tiling)
     operands = tuple(
         EpilogueOperand(f"e{index}", view.dtype, None if view.strides[-2] else 0, view.strides[-1])
@@ -96,8 +98,6 @@ def multiply(planner: Planner, op: Operation, product: Product) -> None:
     scratch = scratch_elements(gemm, tiling) * dtype.numpy.itemsize
     units = work_units(gemm, tiling, m, n, space.extents[-1]) if product.c.layout.size else 0
     views = [product.a, b if panels is None else panels, product.c, *product.extras]
-    from .planner import Buffer
-
     for position in np.ndindex(*space.extents[:-1]):
         for each, view, strides in zip(names, views, rows, strict=True):
             offset = sum(p * s for p, s in zip(position, strides[:-1], strict=True))
@@ -158,7 +158,7 @@ def _packed(planner: Planner, product: Product, tiling: Tiling) -> View | None:
     if product.weight is None or product.b.layout.rank != 2:
         return None
     view = product.b
-    key = ("panels", id(view.storage.array), view.layout, tiling.columns)
+    key = ("panels", product.weight, view.layout, tiling.columns)
     found = planner.shared.packed.get(key)
     if found is None:
         array = view.storage.array
@@ -172,6 +172,3 @@ def _matrix(array: np.ndarray, layout: Strided) -> np.ndarray:
     strides = [stride * flat.dtype.itemsize for stride in layout.strides]
     return np.lib.stride_tricks.as_strided(flat[layout.offset :], layout.shape, strides)
 
-
-def shape_of_matrix(shape: Shape) -> tuple[int, int]:
-    return math.prod(shape[:-1]), shape[-1]

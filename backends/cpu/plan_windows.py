@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from ...graph.core import Operation, Value
 from ...graph.kernel.bodies import interpret, signature
 from ...graph.kernel.kernel_base import epilogue_of, extras_of
 from ...graph.kernel.kernel_ops import Windowed
-from ...graph.kernel.scalar_emitter import ScalarEmitter
+from ...graph.kernel.scalar_emitter import ScalarEmitter, computed_in
 from ...graph.kernel.strided import Shape, Strided
 from ...graph.ops.pooling_numeric import pads_of
 from .kernels.conv import Conv, build_conv, choose_conv_tiling, conv_arguments, conv_blocks, conv_units, packed_filters
@@ -239,22 +239,14 @@ def _epilogue(op: Operation, operands: tuple[ImageOperand, ...]) -> ImageEpilogu
 
 
 def _without_body(conv: Conv) -> Conv:
-    from dataclasses import replace
-
     return replace(conv, epilogue=ImageEpilogue(conv.epilogue.operands))
 
 
 def _packed(planner: Planner, weight: Value, conv: Conv, tiling: Any) -> View:
     """The filters in the kernel's order, made once for all plans."""
     array = planner.known(weight)
-    key = ("filters", id(array), conv.window, conv.x.channel == 1, tiling)
+    key = ("filters", weight, conv.window, conv.x.channel == 1, tiling)
     found = planner.shared.packed.get(key)
     if found is None:
         found = planner.shared.packed[key] = np.ascontiguousarray(packed_filters(array, conv, tiling))
-    return planner.constant(found, y_dtype(conv))
-
-
-def y_dtype(conv: Conv) -> Any:
-    from ...graph.kernel.scalar_emitter import computed_in
-
-    return computed_in(conv.dtype)
+    return planner.constant(found, computed_in(conv.dtype))

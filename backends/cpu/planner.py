@@ -141,7 +141,7 @@ class Planner:
         self.halos: dict[Storage, tuple[Strided, Halo]] = {}
         self._known: dict[Value, np.ndarray] = dict(values)
         self._views: dict[Value, View] = {}
-        self._constants: dict[int, Storage] = {}
+        self._constants: dict[int, tuple[np.ndarray, Storage]] = {}
         self._wanted: dict[Value, Halo] = {}
         self._homes: dict[Value, tuple[Operation, int]] = {}
         for slot, value in enumerate(segment.inputs):
@@ -197,10 +197,10 @@ class Planner:
 
     def constant(self, array: np.ndarray, dtype: DType) -> View:
         """A view of an array that does not change."""
-        flat = np.ascontiguousarray(array)
-        storage = self._constants.get(id(array))
-        if storage is None:
-            storage = self._constants[id(array)] = Storage(flat.nbytes, array=flat)
+        if id(array) not in self._constants:
+            flat = np.ascontiguousarray(array)
+            self._constants[id(array)] = array, Storage(flat.nbytes, array=flat)
+        storage = self._constants[id(array)][1]
         return View(storage, dtype, Strided.contiguous(array.shape))
 
     # ---- making values -------------------------------------------------------------------------------------------

@@ -37,6 +37,12 @@ class ElementTracer:
             return x
         return x if _dtype(x) is dtype else self._create("cast", [x], to=types.scalar(dtype))
 
+    def number(self, value: float, dtype: DType, company: Scalar) -> Scalar:
+        """A number of `dtype`, in as many lanes as its company."""
+        op = Operation(_definition("constant"), [], {"value": value}, [types.scalar(dtype)])
+        self.block._insert(op, None)
+        return op.result
+
     def select(self, condition: Scalar, x: Scalar, y: Scalar) -> Scalar:
         if not isinstance(condition, Value):
             return x if condition else y
@@ -60,11 +66,9 @@ class ElementTracer:
         if isinstance(operand, Value):
             return operand
         dtype = _dtype(company)
-        if isinstance(operand, float) and not dtype.is_float:
-            dtype = f64
-        op = Operation(_definition("constant"), [], {"value": operand}, [types.scalar(dtype)])
-        self.block._insert(op, None)
-        return op.result
+        whole = dtype.is_float or not isinstance(operand, float)
+        value: Value = self.number(operand, dtype if whole else f64, company)
+        return value
 
     def _create(self, name: str, operands: Sequence[Value], **attributes: AttributeValue) -> Value:
         op = Operation(_definition(name), operands, attributes, [types.UNKNOWN])
@@ -137,6 +141,10 @@ def _apply(op: Operation, handler: Any, operands: list[Scalar]) -> Scalar:
             to = op.attributes["to"]
             assert isinstance(to, types.ScalarType)
             return handler.cast(operands[0], to.dtype)
+        case "select" if all(isinstance(operand, int | float) for operand in operands[1:]):
+            # Two numbers do not say what dtype they are of.
+            condition, x, y = operands
+            return handler.select(condition, handler.number(x, _dtype(op.result), condition), y)
     return getattr(handler, op.op_type)(*operands)
 
 

@@ -96,6 +96,9 @@ class ViewOp(KernelOp):
 
     traits = frozenset({Trait.INJECTIVE})
 
+    def fixed_count(self, op: Operation) -> int:
+        return len(op.operands)
+
     def view(self, op: Operation, operand: Strided, known: Known) -> Strided | None:
         """How the result lies in the memory of the operand; None if it must be copied first."""
         raise NotImplementedError(self.name)

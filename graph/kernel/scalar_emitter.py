@@ -42,6 +42,11 @@ class ScalarEmitter:
     def constant(self, value: float) -> Scalar:
         return value
 
+    def number(self, value: float, dtype: DType, company: Value) -> Scalar:
+        """A number of `dtype`, in as many lanes as its company."""
+        assert isinstance(company.type, types.ScalarType | types.VectorType)
+        return self.b.constant(value, like(company.type, computed_in(dtype)))
+
     def cast(self, x: Scalar, dtype: DType) -> Scalar:
         """Of a narrow float the precision is lost, though it is carried in a wider one."""
         return x if not isinstance(x, Value) else self.b.cast(self.b.cast(x, dtype), computed_in(dtype))

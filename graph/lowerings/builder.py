@@ -50,9 +50,16 @@ class KernelBuilder(OpBuilder):
             if value is not None and (number_of(value) is None or rank_of(value) > rank)
         ]
 
+        select = sum(value is not None and number_of(value) is not None for value in operands) > 1
+
+        def typed(s: Any, value: Value) -> Any:
+            """The number; where there are several, they say themselves of which dtype they are."""
+            number = number_of(value)
+            return s.number(number, dtype_of(value), None) if select and number is not None else number
+
         def body(s: Any, *elements: Any) -> Any:
             known = dict(zip(kept, elements, strict=True))
-            given = [None if v is None else known[v] if v in known else number_of(v) for v in operands]
+            given = [None if v is None else known[v] if v in known else typed(s, v) for v in operands]
             return s.cast(function(s, *given), type.dtype)
 
         block = trace(body, [dtype_of(value) for value in kept])

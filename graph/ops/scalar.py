@@ -72,6 +72,10 @@ class NumpyScalars:
     def constant(self, value: float) -> Scalar:
         return value
 
+    def number(self, value: float, dtype: DType, company: Scalar) -> Scalar:
+        """A number of `dtype`; a code generator makes as many as its company has lanes."""
+        return np.asarray(value, dtype.numpy)
+
     def cast(self, x: Scalar, dtype: DType) -> Scalar:
         return np.asarray(x).astype(dtype.numpy)
 

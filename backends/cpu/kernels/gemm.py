@@ -3,14 +3,18 @@
 A tile of `rows` x `columns` numbers of C is summed up in registers while k runs through a block (Goto & van de Geijn
 2008, "Anatomy of High-Performance Matrix Multiplication"). B lies in panels, each `columns` wide and as deep as k, so
 that a tile reads it in order; a constant B is packed so when the model is compiled, another one strip by strip as it is
-needed. A is read where it lies if its rows are not far apart, else packed block by block.
+needed, or read where it lies if few rows use it. A is read where it lies, or packed block by block.
 
-    work unit (batch, block of rows, panel of columns)
+    work unit (batch, block of rows, group of panels)
       block of k
         panel: B's strip, in the first-level cache
           tile: A's rows, in the second-level cache
             k: registers
           f on the tile, when its last block of k is done
+
+Each tile prefetches its part of the strip that comes next, since the weights of a network come from beyond the second-
+level cache; it is what the speed of large products depends on most. Where there are few rows, tiles are several panels
+wide, and the memory decides.
 
 Rows of C are shared out evenly among tiles, so that 128 rows are ten tiles of 13 or 12 rather than nine of 14 and one
 of 2. Strides and sizes are numbers where they are known, and arguments of the kernel where they are not.
@@ -18,23 +22,31 @@ of 2. Strides and sizes are numbers where they are known, and arguments of the k
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ....graph import types
 from ....graph.core import Value
-from ....graph.dtypes import DType, bool_, i64
+from ....graph.dtypes import DType, i64
 from ....graph.kernel.loop_builder import LoopBuilder, Operand
-from ....graph.module import Function, Module
+from ....graph.kernel.scalar_emitter import computed_in
+from ....graph.module import Module
 from ..machine import Machine
+from .gemm_tiles import TileFunctions
 from .pack import pack_strip, strip_size
-from .tile import Epilogue, EpilogueOperand, Given, Size, Target, Tile, epilogue_body
+from .tile import Epilogue, EpilogueOperand, Size, epilogue_body
+
+# A product is cut into so many units of work if it is large, whatever the number of threads.
+UNITS = 16
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """`rows` x `vectors` registers of sums; `depth` steps of k at a time; `block` rows of A at a time.
+    """How a product is computed; any is correct.
 
-    `unroll` steps are written out in the innermost loop. `prefetch` fetches the next strip of B while this one is used.
+    `rows` x `vectors` registers of sums for each of `panels` panels; `depth` steps of k at a time; `block` rows of A at
+    a time. `unroll` steps are written out in the innermost loop, for which `lines` cache lines of the next strip of B
+    are prefetched; with `near` it is what comes next in this one. `pack_a` copies A before it is used, `copy_b` each
+    strip of a B that is not packed.
     """
 
     rows: int
@@ -43,10 +55,15 @@ class Tiling:
     depth: int
     block: int
     unroll: int = 1
-    prefetch: int = 0
+    lines: int = 0
+    near: bool = False
+    panels: int = 1
+    pack_a: bool = False
+    copy_b: bool = True
 
     @property
     def columns(self) -> int:
+        """The width of one panel."""
         return self.vectors * self.lanes
 
 
@@ -55,7 +72,7 @@ class Gemm:
     """A matrix product. Strides count elements; `b_packed` says that B lies in panels (see `packed_panels`).
 
     `a_row` and `a_k` are the strides of A, `b_k` and `b_column` those of B, `c_row` that of C, whose rows are
-    contiguous. `pack_a` copies A before it is used.
+    contiguous. Narrow floats are summed up in f32, never in parts, so the tiling's depth must be k.
     """
 
     m: Size
@@ -69,34 +86,86 @@ class Gemm:
     b_k: Size = None
     b_column: Size = None
     batched: bool = False
-    pack_a: bool = False
     epilogue: Epilogue = field(default_factory=Epilogue)
 
+    @property
+    def sums(self) -> DType:
+        return computed_in(self.dtype)
 
-def choose_tiling(machine: Machine, dtype: DType, m: Size, n: Size, k: Size) -> Tiling:
-    """A tile that fills the registers (14 x 2 of 32, 6 x 2 of 16), and blocks that fill half the second-level cache."""
-    lanes = machine.lanes(dtype)
+
+def choose_tiling(
+    machine: Machine,
+    dtype: DType,
+    m: Size,
+    n: Size,
+    k: Size,
+    batch: int = 1,
+    packed: bool = True,
+    b_column: Size = 1,
+) -> Tiling:
+    """A tile that fills the registers (14 x 2 of 32, 6 x 2 of 16), and blocks that fill half the second-level cache.
+
+    `packed` says whether B lies in panels; if not, `b_column` is the stride of its columns.
+    """
+    lanes = machine.lanes(computed_in(dtype))
     vectors = 1 if n is not None and n <= lanes else 2
     # Four registers are left for the row of B and the number of A that is multiplied with it.
     rows = min((machine.registers - 4) // vectors, 14)
-    element = dtype.bits // 8
+    if m is not None and m <= rows and (packed or b_column == 1):
+        return _skinny(machine, Tiling(rows, vectors, lanes, 0, rows), m, n, k, packed)
+    element = computed_in(dtype).bits // 8
     # A strip of B within the first-level cache would be ideal; the second level feeds the registers as well.
     depth = max(64, machine.l2 // 2 // element // max(rows, min(m or 256, 256)))
-    depth = min(depth, 1024)
-    if k is not None:
-        parts = -(-k // depth)
-        depth = -(-k // max(parts, 1)) if k else 1
+    depth = _even(min(depth, 1024), k) if computed_in(dtype) is dtype else k or depth
     block = max(rows, machine.l2 // 2 // element // max(depth, 1) // rows * rows)
-    return Tiling(rows, vectors, lanes, depth, block)
+    tiles = 8
+    if m is not None:
+        groups = batch * -(-(n or 1) // (vectors * lanes))
+        # Smaller blocks only to have work for all threads: each reads all of B.
+        least = rows * (4 if packed else 8)
+        block = min(block, max(least, -(-m // -(-UNITS // groups))))
+        tiles = -(-min(m, block) // rows)
+    unroll = 4 if m is not None else 2
+    lines = -(-_lines(vectors * lanes, dtype) * unroll // tiles)
+    return Tiling(rows, vectors, lanes, depth, block, unroll, lines)
+
+
+def _skinny(machine: Machine, tiling: Tiling, m: int, n: Size, k: Size, packed: bool) -> Tiling:
+    """For one tile's height of rows: all of k at once, and tiles as wide as registers and the units of work allow."""
+    panels = -(-(n or 4096) // tiling.columns)
+    wide = next(
+        wide
+        for wide in (4, 2, 1)
+        if wide == 1 or ((m + 1) * wide * tiling.vectors < machine.registers and panels >= wide * UNITS // 2)
+    )
+    rows = max(m, 1)
+    tiling = replace(tiling, rows=rows, block=rows, depth=max(k or 4096, 1), unroll=2, lines=1, near=True)
+    if packed:
+        return replace(tiling, panels=wide)
+    return replace(tiling, vectors=tiling.vectors * wide, copy_b=False)
+
+
+def _even(limit: int, k: Size) -> int:
+    """The depth of equal parts of k, of at most `limit`."""
+    return limit if k is None else -(-k // max(-(-k // limit), 1)) if k else 1
+
+
+def _lines(columns: int, dtype: DType) -> int:
+    """Cache lines of one step of a strip."""
+    return -(-columns * dtype.bits // 512)
 
 
 def scratch_elements(gemm: Gemm, tiling: Tiling) -> int:
     """Elements of memory of its own that each thread needs."""
-    return _a_scratch(gemm, tiling) + (0 if gemm.b_packed else _b_scratch(gemm, tiling))
+    return _a_scratch(gemm, tiling) + (_b_scratch(gemm, tiling) if _copies(gemm, tiling) else 0)
+
+
+def _copies(gemm: Gemm, tiling: Tiling) -> bool:
+    return tiling.copy_b and not gemm.b_packed
 
 
 def _a_scratch(gemm: Gemm, tiling: Tiling) -> int:
-    if not gemm.pack_a:
+    if not tiling.pack_a:
         return 0
     # Tiles are of even height, so up to twice as many as full ones would be.
     tiles = 2 * (tiling.block // tiling.rows) + 1
@@ -132,11 +201,7 @@ def _is_argument(gemm: Gemm, name: str) -> bool:
 
 def work_units(gemm: Gemm, tiling: Tiling, m: int, n: int, batch: int = 1) -> int:
     """How many units of work there are."""
-    return batch * _blocks(m, tiling) * -(-n // tiling.columns)
-
-
-def _blocks(m: int, tiling: Tiling) -> int:
-    return -(-m // tiling.block)
+    return batch * -(-m // tiling.block) * -(-n // (tiling.columns * tiling.panels))
 
 
 def build_gemm(name: str, gemm: Gemm, tiling: Tiling) -> Module:
@@ -157,7 +222,8 @@ class _GemmBuilder:
             else:
                 arguments[argument] = types.buffer(gemm.dtype) if argument in buffers else types.scalar(i64)
         self.b = LoopBuilder(name, **arguments)
-        self.body = epilogue_body(self.b, "epilogue", gemm.epilogue, tiling.lanes, gemm.dtype)
+        body = epilogue_body(self.b, "epilogue", gemm.epilogue, tiling.lanes, gemm.sums)
+        self.tiles = TileFunctions(self.b, gemm, tiling, body)
 
     def size(self, name: str) -> Operand:
         known = getattr(self.gemm, name)
@@ -166,20 +232,21 @@ class _GemmBuilder:
     def module(self) -> Module:
         b, gemm, tiling = self.b, self.gemm, self.tiling
         m, n = self.size("m"), self.size("n")
-        self.panels = b.div(b.add(n, tiling.columns - 1), tiling.columns)
+        width = tiling.columns * tiling.panels
+        self.groups = b.div(b.add(n, width - 1), width)
         self.blocks = b.div(b.add(m, tiling.block - 1), tiling.block)
         scratch = b.view(b["scratch"], b.mul(b["thread"], scratch_elements(gemm, tiling)))
         self.a_scratch, self.b_scratch = scratch, b.view(scratch, _a_scratch(gemm, tiling))
-        first, last = b.div(b["begin"], self.panels), b.div(b.add(b["end"], b.sub(self.panels, 1)), self.panels)
+        first, last = b.div(b["begin"], self.groups), b.div(b.add(b["end"], b.sub(self.groups, 1)), self.groups)
         with b.loop(first, last) as part:
-            from_panel = b.max(b.sub(b["begin"], b.mul(part, self.panels)), 0)
-            to_panel = b.min(b.sub(b["end"], b.mul(part, self.panels)), self.panels)
+            from_group = b.max(b.sub(b["begin"], b.mul(part, self.groups)), 0)
+            to_group = b.min(b.sub(b["end"], b.mul(part, self.groups)), self.groups)
             batch = b.div(part, self.blocks) if gemm.batched else 0
-            self.row_block(batch, b.sub(part, b.mul(batch, self.blocks)), from_panel, to_panel)
+            self.row_block(batch, b.sub(part, b.mul(batch, self.blocks)), from_group, to_group)
         return b.module()
 
-    def row_block(self, batch: Operand, block: Operand, from_panel: Operand, to_panel: Operand) -> None:
-        """All panels of one block of rows. Its rows are shared out evenly among its tiles."""
+    def row_block(self, batch: Operand, block: Operand, from_group: Operand, to_group: Operand) -> None:
+        """Some groups of panels of one block of rows. Its rows are shared out evenly among its tiles."""
         b, gemm, tiling = self.b, self.gemm, self.tiling
         m, k = self.size("m"), self.size("k")
         buffers = {name: b[name] for name in ("a", "b", "c")}
@@ -194,10 +261,10 @@ class _GemmBuilder:
         # Without any k the sum is 0, so one block is done at least.
         with b.loop(0, b.max(k, 1), tiling.depth) as start:
             depth = b.max(b.min(b.sub(k, start), tiling.depth), 0)
-            if gemm.pack_a:
+            if tiling.pack_a:
                 self.pack_block(place, start, depth)
-            with b.loop(from_panel, to_panel) as panel:
-                self.panel(place, panel, start, depth)
+            with b.loop(from_group, to_group) as group:
+                self.group(place, group, start, depth)
 
     def tile_rows(self, place: _Place, tile: Operand) -> tuple[Operand, Operand]:
         """The first row of a tile, counted from the block's, and how many it has."""
@@ -215,120 +282,49 @@ class _GemmBuilder:
             strides = self.size("a_row"), self.size("a_k")
             pack_strip(b, source, target, rows, depth, tiling.rows, *strides, tiling.lanes)
 
-    def panel(self, place: _Place, panel: Operand, start: Operand, depth: Operand) -> None:
-        b, gemm, tiling = self.b, self.gemm, self.tiling
-        n, k = self.size("n"), self.size("k")
-        column = b.mul(panel, tiling.columns)
-        columns = b.min(b.sub(n, column), tiling.columns)
-        if gemm.b_packed:
-            strip = b.view(place.b, b.add(b.mul(b.mul(panel, k), tiling.columns), b.mul(start, tiling.columns)))
-        else:
-            strides = self.size("b_column"), self.size("b_k")
-            source = b.view(place.b, b.add(b.mul(column, strides[0]), b.mul(start, strides[1])))
-            strip = self.b_scratch
-            pack_strip(b, source, strip, columns, depth, tiling.columns, *strides, tiling.lanes)
-        next_ = b.view(strip, b.mul(k, tiling.columns)) if gemm.b_packed else strip
+    def group(self, place: _Place, group: Operand, start: Operand, depth: Operand) -> None:
+        """The tiles of one group of panels."""
+        b, tiling = self.b, self.tiling
+        column = b.mul(group, tiling.columns * tiling.panels)
+        columns = b.min(b.sub(self.size("n"), column), tiling.columns * tiling.panels)
+        strip, source, following = self.strip(place, group, column, columns, start, depth)
         with b.loop(0, place.tiles) as tile:
             first, rows = self.tile_rows(place, tile)
             target = b.view(place.c, b.add(b.mul(first, self.size("c_row")), column))
-            if gemm.pack_a:
-                size = strip_size(tiling.rows, tiling.depth, gemm.dtype, tiling.lanes)
+            if tiling.pack_a:
+                size = strip_size(tiling.rows, tiling.depth, self.gemm.dtype, tiling.lanes)
                 source = b.view(self.a_scratch, b.mul(tile, size))
             else:
                 source = b.view(place.a, b.add(b.mul(first, self.size("a_row")), b.mul(start, self.size("a_k"))))
-            tile_place = _TilePlace(place, b.add(place.first, first), rows, column, columns, tile)
-            self.tile(tile_place, source, strip, target, start, depth, next_)
+            given: dict[str, Operand] = {"a": source, "b": strip, "c": target, "depth": depth, "columns": columns}
+            given["source"], given["ahead"] = source, self.tiles.share(following, tile, depth)
+            given["more"], given["last"] = b.lt(0, start), b.le(self.size("k"), b.add(start, tiling.depth))
+            row = b.add(place.first, first)
+            for operand in self.gemm.epilogue.operands:
+                stride: Operand = b[f"{operand.name}_row"] if operand.row is None else operand.row
+                offset: Operand = b.add(b.mul(row, stride), b.mul(column, operand.column))
+                if self.gemm.batched:
+                    offset = b.add(offset, b.mul(place.batch, b[f"{operand.name}_batch"]))
+                given[operand.name] = b.view(b[operand.name], offset)
+            self.tiles.call(rows, given)
 
-    def tile(self, place: _TilePlace, a: Value, strip: Value, c: Value, start: Operand, depth: Operand, next_: Operand) -> None:
-        """Call the function for tiles of `place.rows`, found by halving."""
-        heights = self.heights()
-        b, k = self.b, self.size("k")
-        given: list[Operand] = [a, strip, c, depth, place.columns]
-        if self.tiling.prefetch:
-            step = 16 * self.tiling.prefetch
-            given.append(b.view(next_, b.mul(place.index, b.div(b.mul(depth, step), self.tiling.unroll))))
-        if self.is_split():
-            flags = b.lt(0, start), b.le(k, b.add(start, self.tiling.depth))
-            given += [b.value(flag, types.scalar(bool_)) for flag in flags]
-        given += [b[name] for name in ("a_row", "a_k", "c_row") if self.is_passed(name)]
-        for operand in self.gemm.epilogue.operands:
-            stride: Operand = b[f"{operand.name}_row"] if operand.row is None else operand.row
-            offset: Operand = b.add(b.mul(place.row, stride), b.mul(place.column, operand.column))
-            if self.gemm.batched:
-                offset = b.add(offset, b.mul(place.block.batch, b[f"{operand.name}_batch"]))
-            given += [b.view(b[operand.name], offset), *([stride] if operand.row is None else [])]
-
-        def choose(low: int, high: int) -> None:
-            if high - low == 1:
-                b.call(self.micro(heights[low]), *given)
-                return
-            middle = (low + high) // 2
-            b.branch(b.lt(place.rows, heights[middle]), lambda: choose(low, middle), lambda: choose(middle, high))
-
-        choose(0, len(heights))
-
-    def is_split(self) -> bool:
-        """Whether k may be summed up in several blocks, so that C holds sums that are not finished."""
-        return self.gemm.k is None or self.gemm.k > self.tiling.depth
-
-    def is_passed(self, name: str) -> bool:
-        return getattr(self.gemm, name) is None and not (self.gemm.pack_a and name != "c_row")
-
-    def heights(self) -> list[int]:
-        """The heights that tiles can have: two neighbours where the number of rows is known, else all."""
-        m, tiling = self.gemm.m, self.tiling
-        if m is None or m == 0:
-            return list(range(1, tiling.rows + 1))
-        found = set()
-        blocks = _blocks(m, tiling)
-        for rows in {m // blocks, -(-m // blocks)}:
-            tiles = -(-rows // tiling.rows)
-            found |= {rows // tiles, -(-rows // tiles)}
-        return sorted(found)
-
-    def micro(self, rows: int) -> str:
-        """The function that sums up a tile of `rows`; made when it is first asked for."""
-        name = f"tile{rows}"
-        if all(function.key.name != name for function in self.b.functions):
-            self.b.include(self.micro_kernel(name, rows))
-        return name
-
-    def micro_kernel(self, name: str, rows: int) -> Function:
-        gemm, tiling = self.gemm, self.tiling
-        index, buffer, flag = types.scalar(i64), types.buffer(gemm.dtype), types.scalar(bool_)
-        arguments: dict[str, types.Type] = {"a": buffer, "b": buffer, "c": buffer, "depth": index, "columns": index}
-        arguments |= {"next": buffer} if tiling.prefetch else {}
-        arguments |= {"more": flag, "last": flag} if self.is_split() else {}
-        arguments |= {stride: index for stride in ("a_row", "a_k", "c_row") if self.is_passed(stride)}
-        for operand in gemm.epilogue.operands:
-            arguments[operand.name] = types.buffer(operand.dtype)
-            arguments |= {f"{operand.name}_row": index} if operand.row is None else {}
-        b = LoopBuilder(name, **arguments)
-
-        def size(which: str, known: Size) -> Operand:
-            return b[which] if which in arguments else known  # type: ignore[return-value]
-
-        def places(stride: Operand) -> list[Operand]:
-            return [b.mul(row, stride) for row in range(rows)]
-
-        a_row, a_k = (1, tiling.rows) if gemm.pack_a else (size("a_row", gemm.a_row), size("a_k", gemm.a_k))
-        tile = Tile(rows, tiling.vectors, tiling.lanes, gemm.dtype)
-        def ahead(k: Operand) -> None:
-            for line in range(tiling.prefetch):
-                b.prefetch(b["next"], b.add(b.mul(k, 16 * tiling.prefetch // tiling.unroll), 16 * line), 2)
-
-        beside = ahead if tiling.prefetch else None
-        sums = tile.accumulate(
-            b, tile.zeros(b), b["depth"], b["a"], places(a_row), a_k, b["b"], tiling.unroll, beside
-        )
-        given = []
-        for operand in gemm.epilogue.operands:
-            stride = size(f"{operand.name}_row", operand.row)
-            given.append(Given(b[operand.name], [0] if stride == 0 else places(stride), operand.column))
-        target = Target(b["c"], places(size("c_row", gemm.c_row)), b["columns"])
-        more, last = (b["more"], b["last"]) if self.is_split() else (False, True)
-        tile.finish(b, sums, target, more, last, self.body, given)
-        return b.finish()
+    def strip(
+        self, place: _Place, group: Operand, column: Operand, columns: Operand, start: Operand, depth: Operand
+    ) -> tuple[Value, Value, Operand]:
+        """B's numbers for a group as tiles read them, where they lie, and how far on those of the next group do."""
+        b, gemm, tiling = self.b, self.gemm, self.tiling
+        width = tiling.columns
+        if gemm.b_packed:
+            panel = b.mul(group, b.mul(self.size("k"), width * tiling.panels))
+            strip = b.view(place.b, b.add(panel, b.mul(start, width)))
+            return strip, strip, b.mul(self.size("k"), width * tiling.panels)
+        strides = self.size("b_column"), self.size("b_k")
+        source = b.view(place.b, b.add(b.mul(column, strides[0]), b.mul(start, strides[1])))
+        following = b.mul(strides[0], width * tiling.panels)
+        if not tiling.copy_b:
+            return source, source, following
+        pack_strip(b, source, self.b_scratch, columns, depth, width, *strides, tiling.lanes)
+        return self.b_scratch, source, following
 
 
 @dataclass(frozen=True)
@@ -342,15 +338,3 @@ class _Place:
     a: Value
     b: Value
     c: Value
-
-
-@dataclass(frozen=True)
-class _TilePlace:
-    """A tile: its block, its first row and column in C, and how many it has of them."""
-
-    block: _Place
-    row: Operand
-    rows: Operand
-    column: Operand
-    columns: Operand
-    index: Operand

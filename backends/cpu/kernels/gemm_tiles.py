@@ -1,0 +1,175 @@
+"""The functions of a matrix product that compute one tile: one for each height that tiles can have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from ....graph import types
+from ....graph.core import Value
+from ....graph.dtypes import bool_, i64
+from ....graph.kernel.loop_builder import LoopBuilder, Operand
+from ....graph.module import Function
+from .tile import EpilogueBody, Given, Right, Target, Tile
+
+if TYPE_CHECKING:
+    from .gemm import Gemm, Tiling
+
+# Steps of k between a use and its prefetch, where tiles prefetch their own strip.
+NEAR = 32
+_LINE_BITS = 512
+
+
+class TileFunctions:
+    """Makes the functions that are called, and calls them from `b`, the main function."""
+
+    def __init__(self, b: LoopBuilder, gemm: Gemm, tiling: Tiling, body: EpilogueBody | None) -> None:
+        self.b, self.gemm, self.tiling, self.body = b, gemm, tiling, body
+        self.line = _LINE_BITS // gemm.dtype.bits
+        # Whether k may be summed up in several blocks, so that C holds sums that are not finished.
+        self.is_split = gemm.sums is gemm.dtype and (gemm.k is None or gemm.k > tiling.depth)
+        self.is_direct = not gemm.b_packed and not tiling.copy_b
+        if self.is_direct and gemm.b_column != 1:
+            raise ValueError("columns of B that are not contiguous are copied before they are read")
+        self._arguments = self._signature()
+
+    def _signature(self) -> dict[str, types.Type]:
+        """What a function takes. Strides that are known are no arguments."""
+        gemm, index, buffer = self.gemm, types.scalar(i64), types.buffer(self.gemm.dtype)
+        found: dict[str, types.Type] = {"a": buffer, "b": buffer, "c": buffer, "depth": index, "columns": index}
+        if self.tiling.lines and not self.tiling.near:
+            found |= {"source": buffer, "ahead": index}
+        if self.is_split:
+            found |= {"more": types.scalar(bool_), "last": types.scalar(bool_)}
+        strides = ["c_row"]
+        strides += [] if self.tiling.pack_a else ["a_row", "a_k"]
+        strides += ["b_k"] if self._steps_in_b() else []
+        strides += ["k"] if self.tiling.panels > 1 else []
+        found |= {name: index for name in strides if getattr(gemm, name) is None}
+        for operand in gemm.epilogue.operands:
+            found[operand.name] = types.buffer(operand.dtype)
+            found |= {f"{operand.name}_row": index} if operand.row is None else {}
+        return found
+
+    def _steps_in_b(self) -> bool:
+        """Whether B is read, or what comes next of it prefetched, row by row."""
+        return not self.gemm.b_packed and (self.is_direct or bool(self.tiling.lines))
+
+    def call(self, rows: Operand, given: Mapping[str, Operand]) -> None:
+        """Call the function for tiles of `rows`, found by halving. Strides need not be given."""
+        b, heights = self.b, self.heights()
+        passed = [
+            b.value(given[name], type) if name in given else b[name] for name, type in self._arguments.items()
+        ]  # fmt: skip
+
+        def choose(low: int, high: int) -> None:
+            if high - low == 1:
+                b.call(self.function(heights[low]), *passed)
+                return
+            middle = (low + high) // 2
+            b.branch(b.lt(rows, heights[middle]), lambda: choose(low, middle), lambda: choose(middle, high))
+
+        choose(0, len(heights))
+
+    def heights(self) -> list[int]:
+        """The heights that tiles can have: two neighbours where the number of rows is known, else all."""
+        m, tiling = self.gemm.m, self.tiling
+        if m is None or m == 0:
+            return list(range(1, tiling.rows + 1))
+        found = set()
+        blocks = -(-m // tiling.block)
+        for rows in {m // blocks, -(-m // blocks)}:
+            tiles = -(-rows // tiling.rows)
+            found |= {rows // tiles, -(-rows // tiles)}
+        return sorted(found)
+
+    def function(self, rows: int) -> str:
+        """The function that sums up a tile of `rows`; made when it is first asked for."""
+        name = f"tile{rows}"
+        if all(function.key.name != name for function in self.b.functions):
+            self.b.include(self.build(name, rows))
+        return name
+
+    def build(self, name: str, rows: int) -> Function:
+        gemm, tiling = self.gemm, self.tiling
+        b = LoopBuilder(name, **self._arguments)
+
+        def size(which: str) -> Operand:
+            known = getattr(gemm, which)
+            return b[which] if known is None else known  # type: ignore[no-any-return]
+
+        def places(stride: Operand) -> list[Operand]:
+            return [b.mul(row, stride) for row in range(rows)]
+
+        a_row, a_k = (1, tiling.rows) if tiling.pack_a else (size("a_row"), size("a_k"))
+        tile = Tile(rows, tiling.vectors * tiling.panels, tiling.lanes, gemm.sums)
+        right, starts = self.right(b, size)
+        beside = self.prefetches(b, right, starts, size) if tiling.lines else None
+        sums = tile.accumulate(
+            b, tile.zeros(b), b["depth"], b["a"], places(a_row), a_k, right, tiling.unroll, beside
+        )  # fmt: skip
+        more, last = (b["more"], b["last"]) if self.is_split else (False, True)
+        part = Tile(rows, tiling.vectors, tiling.lanes, gemm.sums)
+        for panel in range(tiling.panels):
+            begin = panel * part.columns
+            given = []
+            for operand in gemm.epilogue.operands:
+                stride: Operand = b[f"{operand.name}_row"] if operand.row is None else operand.row
+                at = [0] if not isinstance(stride, Value) and stride == 0 else places(stride)
+                given.append(Given(b[operand.name], [b.add(p, begin * operand.column) for p in at], operand.column))
+            target = Target(
+                b["c"], [b.add(place, begin) for place in places(size("c_row"))], b.sub(b["columns"], begin)
+            )  # fmt: skip
+            chosen = [
+                sums[row * tile.vectors + panel * part.vectors + v] for row in range(rows) for v in range(part.vectors)
+            ]
+            part.finish(b, chosen, target, more, last, self.body, given)
+        return b.finish()
+
+    def right(self, b: LoopBuilder, size: Callable[[str], Operand]) -> tuple[Right, list[Operand]]:
+        """How the tile reads B, and where each panel begins."""
+        tiling = self.tiling
+        vectors = range(0, tiling.columns, tiling.lanes)
+        if self.is_direct:
+            whole = self.gemm.n is not None and self.gemm.n % tiling.columns == 0
+            masks = [] if whole else [b.tail_mask(b.index(b.sub(b["columns"], v)), tiling.lanes) for v in vectors]
+            return Right(b["b"], size("b_k"), vectors, masks), [0]
+        starts: list[Operand] = [0]
+        for panel in range(1, tiling.panels):
+            # Beyond the last panel the first is read again, and its sums are not stored.
+            exists = b.lt(b.index(panel * tiling.columns), b["columns"])
+            starts.append(b.select(exists, b.mul(size("k"), panel * tiling.columns), b.index(0)))
+        return Right(b["b"], tiling.columns, [b.add(start, v) for start in starts for v in vectors]), starts
+
+    def share(self, following: Operand, tile: Operand, depth: Operand) -> Operand:
+        """Where the part of the following strip begins that this tile prefetches."""
+        b, tiling = self.b, self.tiling
+        steps = b.mul(tile, b.div(depth, tiling.unroll))
+        if self.gemm.b_packed:
+            return b.add(following, b.mul(steps, tiling.lines * self.line))
+        return b.add(following, b.mul(steps, b["b_k"] if self.gemm.b_k is None else self.gemm.b_k))
+
+    def prefetches(
+        self, b: LoopBuilder, right: Right, starts: list[Operand], size: Callable[[str], Operand]
+    ) -> Callable[[Operand], None]:
+        """What is prefetched beside `unroll` steps."""
+        tiling = self.tiling
+
+        def ahead(k: Operand) -> None:
+            for line in range(tiling.lines):
+                place = b.add(b.mul(k, self.line * tiling.lines // tiling.unroll), self.line * line)
+                b.prefetch(b["source"], b.add(b["ahead"], place), 2)
+
+        def row_ahead(k: Operand) -> None:
+            row = b.mul(b.div(k, tiling.unroll), size("b_k"))
+            for line in range(-(-tiling.columns // self.line)):
+                b.prefetch(b["source"], b.add(b.add(b["ahead"], row), self.line * line), 2)
+
+        def near(k: Operand) -> None:
+            for step in range(tiling.unroll):
+                place = b.mul(b.add(k, NEAR + step), right.step)
+                for start in starts:
+                    for line in range(-(-tiling.columns // self.line)):
+                        b.prefetch(b["b"], b.add(b.add(place, start), self.line * line), 2)
+
+        return near if tiling.near else ahead if self.gemm.b_packed else row_ahead
