@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from .backends.model_source import ModelLike, open_model, stored_bytes
@@ -23,14 +26,14 @@ if TYPE_CHECKING:
 def optimize(
     model: ModelLike,
     level: int = 2,
-    passes: str | None = None,
+    passes: str | Sequence[str] | None = None,
     opset: int | None = None,
     target: str = "onnx",
     *,
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
-    inputs: Sequence[str] = (),
-    outputs: Sequence[str] = (),
+    inputs: str | Sequence[str] = (),
+    outputs: str | Sequence[str] = (),
     trace: Trace | None = None,
     instruments: Iterable[Instrument] = (),
     verify_each: bool = False,
@@ -42,7 +45,7 @@ def optimize(
     Args:
         level: 0 nothing, 1 bit-exact rewrites, 2 also reassociation and recomposition, 3 also rewrites with a stated
             error or that take more time.
-        passes: a pipeline such as "fold,cse,dce" to run in the place of the level's.
+        passes: a pipeline such as "fold,cse,dce", or a list of passes, to run in the place of the level's.
         opset: version of the default domain under which the module will be written (default: its own).
         target: "onnx" for standard operators only, "onnxruntime" to allow those of com.microsoft.
         dims, shapes: sizes for dims by name, shapes for inputs by name; the result takes no other sizes.
@@ -54,22 +57,29 @@ def optimize(
         log: receives warnings and remarks.
 
     Raises ModelError for a bad model, UsageError for a level, pass, dim or tensor that does not exist, PassError if a
-    pass fails.
+    pass fails. The report counts nodes as they are written at `opset` for `target`, where a fused operator may be
+    several.
     """
-    from .graph.diagnostics import DiagnosticLog
+    from .graph.diagnostics import DiagnosticLog, require
     from .passes.context import PassContext
     from .passes.optimize import optimize as run
+    from .passes.pipeline_text import pipeline_text
     from .passes.pipelines import EXACTNESS
     from .passes.size_guard import Attempt, first_that_fits
 
     log = DiagnosticLog() if log is None else log
+    require("level", level, int, "a number from 0 to 3")
+    require("opset", opset, (int, NoneType), "the version of an opset")
+    given = None if passes is None else pipeline_text(passes)
     opened = open_model(model, log)
+    writer = _Writer(target)
     first = interface_passes(dims, shapes, inputs, outputs)
     size = stored_bytes(opened) if original_bytes is None else original_bytes
 
     def attempt(rest: str, may_grow: bool, log: DiagnosticLog, original: Module | None = None) -> OptimizeReport:
+        writer.operators = None
         context = PassContext(log=log, trace=trace, original_bytes=size, original=original, may_grow=may_grow)
-        if passes is None:
+        if given is None:
             context.exactness = EXACTNESS.get(level, context.exactness)
         # An empty pipeline leaves nothing to come after the first passes.
         pipeline = ",".join([*first, *([rest] if rest else [])])
@@ -83,11 +93,11 @@ def optimize(
             instruments=instruments,
             verify_each=verify_each,
         )
-        report.level = level if passes is None else None
+        report.level = level if given is None else None
         return report
 
-    if passes is not None:
-        return attempt(passes, True, log)
+    if given is not None:
+        return writer.counted(attempt(given, True, log))
     preset = f"O{level}"
     attempts = [
         Attempt(partial(attempt, preset, True)),
@@ -96,21 +106,40 @@ def optimize(
         Attempt(partial(attempt, "", False), "it was left as it is"),
     ]
     limit = partial(_most_bytes, size, ",".join(first), opset, target)
-    report, found = first_that_fits(opened.module, attempts, partial(_file_bytes, target), limit, size)
+    report, found = first_that_fits(opened.module, attempts, writer, limit, size)
     log.diagnostics += found.diagnostics
     report.pipeline.diagnostics = log.diagnostics[:]
-    return report
+    # Without a new operator or opset, which is when the writer was not asked, every operation is written as one node.
+    return report if writer.operators is None and opset is None else writer.counted(report)
 
 
-def _file_bytes(target: str, module: Module) -> int:
-    """What a module takes as a file; 0 if it cannot be written, of which whoever saves it will hear."""
-    from .graph.diagnostics import ExportError
-    from .importers.onnx import written_size
+class _Writer:
+    """Asks the writer about modules as files. `operators` are the nodes that it would write of the last of them."""
 
-    try:
-        return written_size(module, target=target)
-    except ExportError:
-        return 0
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.operators: Counter[str] | None = None
+
+    def __call__(self, module: Module) -> int:
+        """What a module takes as a file; 0 if it cannot be written, of which whoever saves it will hear."""
+        from .graph.diagnostics import ExportError
+        from .importers.onnx import written_contents
+
+        self.operators = None
+        try:
+            contents = written_contents(module, target=self.target)
+        except ExportError:
+            return 0
+        self.operators = contents.operators
+        return contents.nbytes
+
+    def counted(self, report: OptimizeReport) -> OptimizeReport:
+        """`report` with the nodes that are written; those in memory if the module cannot be written."""
+        if self.operators is None:
+            self(report.module)
+        if self.operators is not None:
+            report.after = replace(report.after, operators=self.operators)
+        return report
 
 
 def _most_bytes(known: int, passes: str, opset: int | None, target: str, original: Module) -> int:
@@ -118,20 +147,27 @@ def _most_bytes(known: int, passes: str, opset: int | None, target: str, origina
     the user asked for, take more on their own."""
     from .passes.manager import PassManager
 
-    known = known or _file_bytes(target, original)
+    known = known or _Writer(target)(original)
     PassManager.parse(passes).run(original)
     if opset is not None:
         original.opsets[""] = opset
-    return max(known, _file_bytes(target, original))
+    return max(known, _Writer(target)(original))
 
 
 def interface_passes(
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
-    inputs: Sequence[str] = (),
-    outputs: Sequence[str] = (),
+    inputs: str | Sequence[str] = (),
+    outputs: str | Sequence[str] = (),
 ) -> list[str]:
     """The passes, as pipeline text, that cut a model and bind its dims, in this order."""
+    from .graph.diagnostics import require
+
+    require("dims", {} if dims is None else dims, Mapping, "a dict of sizes by the name of a dim")
+    require("shapes", {} if shapes is None else shapes, Mapping, "a dict of shapes by the name of an input")
+    for name, shape in (shapes or {}).items():
+        require(f"the shape of {name}", shape, (list, tuple), "a list of sizes")
+    inputs, outputs = ([names] if isinstance(names, str) else names for names in (inputs, outputs))
     passes = []
     if inputs or outputs:
         options = [f"inputs={_words(inputs)}"] if inputs else []
@@ -197,7 +233,10 @@ def parity(
     Raises ModelError for a bad model, UsageError for names that do not exist.
     """
     from .backends.parity_sides import compare_models, compare_runtimes, planned_runs
+    from .graph.diagnostics import require
 
+    require("feeds", {} if feeds is None else feeds, Mapping, "a dict of arrays by input name")
+    require("runs", runs, int, "a number of runs")
     original = open_model(model, log)
     if isinstance(against, str) and against in ("onnxruntime", "reference"):
         planned = planned_runs(original.module, None, feeds, runs, dims, shapes)
@@ -243,8 +282,10 @@ def gradient(
     The result is an ordinary model, to be optimized, saved, run, and differentiated again. Raises UsageError for names
     that do not exist, and GradientError, which lists all reasons with their places, if there is no such gradient.
     """
+    from .graph.diagnostics import require
     from .passes.training.gradient import gradient as run
 
+    require("of", of, str, "the name of a tensor")
     return run(open_model(model).module, of, wrt, stops=stops, unconnected=unconnected, log=log)
 
 

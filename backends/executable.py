@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from ..graph.diagnostics import Diagnostic, UsageError
+from ..graph.diagnostics import Diagnostic, UsageError, require
 from ..graph.module import Module
 from .signature import Port, Signature
 
@@ -44,6 +44,7 @@ class Executable(ABC):
         left out. Raises ExecutionError if the inputs do not fit or an operation fails, UsageError for an unknown
         output. Warns with ModelWarning where a result contradicts a shape that the model declares.
         """
+        require("feeds", feeds, Mapping, "a dict of arrays by input name")
         chosen = self.signature.choose(outputs)
         arguments, dims = self.signature.bind(feeds)
         results, findings = self._execute(arguments, dims, chosen)

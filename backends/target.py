@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from ..graph.diagnostics import UsageError
+from ..graph.diagnostics import UsageError, require
 from ..graph.module import Module
 from .executable import Executable
 
@@ -39,6 +39,8 @@ def compile_module(
             f"there is no precision called {precision!r}",
             notes=[f"the precisions are {', '.join(PRECISIONS)}"],
         )
+    if threads is not None:
+        require("threads", threads, int, "a number of threads")
     if threads is not None and threads < 1:
         raise UsageError("compile/threads", f"threads must be at least 1, got {threads}")
     model = _without_gradient(model)

@@ -16,7 +16,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,19 +103,11 @@ def by_kind(operators: Counter[str]) -> dict[str, int]:
     return {kind: sum(operators[name] for name in names) for kind, (names, _) in KINDS.items()}
 
 
-def nodes_of(graph: Any) -> Iterator[str]:
-    """The operators of a graph and the graphs within."""
-    for node in graph.node:
-        yield node.op_type
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from nodes_of(inner)
-
-
 def measure(model: Path, sites: Mapping[str, Mapping[str, int]], opset: int) -> Row:
     """Optimize one model and count."""
     import tilewright
     from tilewright.importers.onnx import to_proto
+    from tilewright.importers.onnx.node_counts import count_operators
 
     row = Row(model.name, expected_sites(model, sites))
     try:
@@ -126,7 +118,7 @@ def measure(model: Path, sites: Mapping[str, Mapping[str, int]], opset: int) -> 
     except Exception as error:
         row.fault = str(error).splitlines()[0]
         return row
-    written = by_kind(Counter(nodes_of(proto.graph)))
+    written = by_kind(count_operators(proto))
     row.written = {kind: written[kind] if opset >= first else None for kind, (_, first) in KINDS.items()}
     return row
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import click
 from measure import file_size, table
-from peer_count import TOOLS, count_nodes
+from peer_nodes import TOOLS
 
 if TYPE_CHECKING:
     from tilewright.backends.parity import ParityReport
@@ -58,22 +58,23 @@ def models_in(paths: Sequence[Path]) -> Iterator[Path]:
         yield from sorted(path.rglob("*.onnx")) if path.is_dir() else [path]
 
 
-def peer_nodes(python: str, tool: str, model: Path, limit: float) -> int | None:
+def peer_nodes(python: str, tool: str, model: Path, limit: float, folder: Path) -> int | None:
     """Nodes that `tool` leaves; None if it fails or takes longer than `limit` seconds."""
-    script = Path(__file__).with_name("peer_count.py")
+    script, out = Path(__file__).with_name("peer_nodes.py"), folder / "peer.onnx"
+    command = [python, str(script), tool, str(model), str(out)]
     try:
-        done = subprocess.run(
-            [python, str(script), tool, str(model)], capture_output=True, text=True, timeout=limit, check=True
-        )
+        subprocess.run(command, capture_output=True, timeout=limit, check=True)
     except (subprocess.SubprocessError, OSError):
         return None
-    return int(done.stdout.split()[-1])
+    return file_nodes(out)
 
 
 def file_nodes(path: Path) -> int:
     import onnx
 
-    return count_nodes(onnx.load(path, load_external_data=False))
+    from tilewright.importers.onnx.node_counts import count_operators
+
+    return count_operators(onnx.load(path, load_external_data=False)).total()
 
 
 def measure(model: Path, level: int, with_parity: bool, folder: Path) -> Row:
@@ -123,7 +124,7 @@ def main(
     with tempfile.TemporaryDirectory() as name:
         for model in models_in(paths):
             row = measure(model, level, with_parity, Path(name))
-            row.peers = {tool: peer_nodes(peers, tool, model, time_limit) for tool in tools if peers}
+            row.peers = {tool: peer_nodes(peers, tool, model, time_limit, Path(name)) for tool in tools if peers}
             if row.ours is not None and row.best_peer is not None and row.ours > row.best_peer:
                 row.faults.append(f"{row.ours - row.best_peer} more than the best")
             rows.append(row)

@@ -102,6 +102,15 @@ class UsageError(TilewrightError):
     """A call or command line asks for something that does not exist or does not fit together."""
 
 
+def require(name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
+    """Raise UsageError, "NAME must be WANTED, not ...", unless the argument `name` of a call is of `kind`.
+
+    A bool is no int.
+    """
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        raise UsageError("usage/argument", f"{name} must be {wanted}, not {type(value).__name__}")
+
+
 @dataclass
 class DiagnosticLog:
     """Collects findings while work goes on; `raise_errors` stops at the end if any of them is an error."""

@@ -1,7 +1,7 @@
 """Where an operation came from, kept through every rewrite so that a kernel can name the nodes it stems from.
 
-Text forms (after `@` in the IR): `"/enc/0/MatMul"#12` an ONNX node with its index, `"net.py":8` a line of the
-user's Python file, `fold("a"#1, "b"#2)` a rewrite of several operations, `unknown`.
+Text forms (after `@` in the IR): `"/enc/0/MatMul"#12` an ONNX node with its index, `node#12` one without a name,
+`"net.py":8` a line of the user's Python file, `fold("a"#1, "b"#2)` a rewrite of several operations, `unknown`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class NodeLocation(Location):
     index: int
 
     def __str__(self) -> str:
-        return f"{json.dumps(self.node_name, ensure_ascii=False)}#{self.index}"
+        name = json.dumps(self.node_name, ensure_ascii=False) if self.node_name else "node"
+        return f"{name}#{self.index}"
 
     @property
     def name(self) -> str:

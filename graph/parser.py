@@ -12,6 +12,7 @@ import difflib
 from . import dtypes, opdef, types
 from .core import AttributeValue, Block, BlockOutput, Metadata, Operation, Region, Value
 from .data import SparseData, TensorData, UnresolvedData
+from .diagnostics import require
 from .lexer import END, HASH, Token
 from .literals import unquote
 from .location import UNKNOWN, FileLocation, FusedLocation, Location, NodeLocation
@@ -34,8 +35,9 @@ def parse(text: str, weights: Weights = None, source: str = "<text>") -> Module:
     file or with `<sha256>.bin` files of raw elements. One that is not found becomes `UnresolvedData`, which prints
     and compares but cannot be read. `source` is the file name for messages.
 
-    Raises ParseError.
+    Raises ParseError, or UsageError if `text` is no text.
     """
+    require("text", text, str, "IR text, as str(module) gives it")
     return _Parser(text, source, weights).module()
 
 
@@ -303,10 +305,11 @@ class _Parser(ValueParser):
         name = self.word("a location")
         if self.accept("("):
             return FusedLocation(name, tuple(self.items(")", lambda: self.nested(self.location))))
+        unnamed = token.kind == "word" and name == "node"
+        if (token.kind == "string" or unnamed) and self.accept("#"):
+            return NodeLocation("" if unnamed else name, self.integer("the node's index"))
         if token.kind == "word":
             return UNKNOWN if name == "unknown" else self.fail("expected a location", token)
-        if self.accept("#"):
-            return NodeLocation(name, self.integer("the node's index"))
         self.expect(":")
         return FileLocation(name, self.integer("a line number"))
 

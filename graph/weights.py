@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 
 from .core import AttributeValue
 from .data import MappedData, MappedFile, TensorData, UnresolvedData
+from .diagnostics import require
 from .dtypes import DType, string
 from .module import Module
 from .types import TensorType, tensor
@@ -40,6 +41,7 @@ def weight_source(weights: Weights) -> WeightSource:
     """Where to look: a module's constants, a folder's files, or nowhere."""
     if weights is None:
         return _Nowhere()
+    require("weights", weights, (Module, str, os.PathLike), "a Module or a folder")
     return _ModuleWeights(weights) if isinstance(weights, Module) else _FolderWeights(Path(weights))
 
 

@@ -21,7 +21,7 @@ from . import options as option_text
 from .base import Exactness, Pass, RulePass, is_allowed
 from .context import Limits, PassContext
 from .instruments import Instrument
-from .pipeline_text import NamedItem, RepeatItem, parse_items
+from .pipeline_text import NamedItem, RepeatItem, parse_items, pipeline_text
 from .pipelines import PRESETS
 from .registry import pass_class
 from .report import PassRow, PipelineReport, count_operations
@@ -68,14 +68,15 @@ class PassManager:
     @classmethod
     def parse(
         cls,
-        text: str,
+        text: str | Sequence[str],
         *,
         verify_each: bool = False,
         instruments: Iterable[Instrument] = (),
         reproducers: str | Path | bool = True,
     ) -> PassManager:
-        """The pipeline that `text` describes; presets such as O2 stand for their passes. Raises UsageError."""
-        steps = _steps(parse_items(text), ())
+        """The pipeline that `text`, or a list of such, describes; presets such as O2 stand for their passes. Raises
+        UsageError."""
+        steps = _steps(parse_items(pipeline_text(text)), ())
         return cls(steps, verify_each=verify_each, instruments=instruments, reproducers=reproducers)
 
     def __str__(self) -> str:

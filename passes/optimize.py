@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """What a model holds: nodes by operator (constants left out, nodes of subgraphs and functions counted), bytes."""
+    """What a model holds: nodes by operator (constants left out, nodes of subgraphs and functions counted), bytes.
+
+    The report of `tilewright.optimize` counts the nodes that are written: a fused operator is several at an opset that
+    does not have it.
+    """
 
     operators: Counter[str] = field(default_factory=Counter)
     weight_bytes: int = 0
@@ -122,7 +126,7 @@ class OptimizeReport:
 
     def pass_table(self) -> str:
         """One row per pass that ran: nodes, time, and the rules it applied."""
-        cells = [("pass", "nodes", "", "ms", "rewrites")]
+        cells = [("pass", "operations", "", "ms", "rewrites")]
         for row in self.pipeline.rows:
             rules = ", ".join(f"{name} x{count}" if count > 1 else name for name, count in row.rules.items())
             change = f"{row.ops_after - row.ops_before:+d}" if row.ops_after != row.ops_before else ""

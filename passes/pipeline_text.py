@@ -9,10 +9,11 @@ option   = name "=" value
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ..graph.diagnostics import UsageError
+from ..graph.diagnostics import UsageError, require
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _OPTION = re.compile(r'([A-Za-z_][A-Za-z0-9_-]*)\s*=\s*(\[[^\]]*\]|"(?:[^"\\]|\\.)*"|[^\s,{}()"\[\]]+)')
@@ -36,6 +37,15 @@ class RepeatItem:
 
     options: dict[str, str]
     body: tuple[NamedItem | RepeatItem, ...]
+
+
+def pipeline_text(passes: str | Sequence[str]) -> str:
+    """A pipeline as one text: the text itself, or its items one by one. Raises UsageError for anything else."""
+    wanted = 'a pipeline such as "fold,cse,dce", or a list of such'
+    require("passes", passes, (str, list, tuple), wanted)
+    for item in passes:
+        require("an item of passes", item, str, wanted)
+    return passes if isinstance(passes, str) else ",".join(item for item in passes if item.strip())
 
 
 def parse_items(text: str) -> tuple[NamedItem | RepeatItem, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -199,8 +198,7 @@ def carry_out(request: Request) -> Outcome:
                 log=log,
             )
             report.pipeline.diagnostics = log.diagnostics[:]
-        # What fused operators become at the file's opset is decided in writing, so the table counts what is written.
-        report.after = ModelSummary(written_operators(written.path), report.after.weight_bytes)
+        report.after = ModelSummary(written.operators, report.after.weight_bytes)
         outcome = Outcome(report, (opset, report.module.opsets.get("")), (size, written.nbytes), stopwatch=stopwatch)
         if request.ledger and request.trace is not None:
             outcome.ledger = read_ledger(request.trace)
@@ -217,24 +215,6 @@ def carry_out(request: Request) -> Outcome:
             outcome.written = request.output
     show_diagnostics(log.diagnostics)
     return outcome
-
-
-def written_operators(path: Path) -> Counter[str]:
-    """The nodes of the file at `path` by operator, those of nested graphs and functions included, constants not."""
-    from tilewright.graph.data import MappedFile
-    from tilewright.importers.onnx.wire import read_model
-
-    proto, _ = read_model(MappedFile.open(path).view)
-    operators: Counter[str] = Counter()
-    pending = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
-    while pending:
-        node = pending.pop()
-        if node.op_type != "Constant":
-            operators[f"{node.domain}::{node.op_type}" if node.domain else node.op_type] += 1
-        for attribute in node.attribute:
-            graphs = [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
-            pending.extend(nested for graph in graphs for nested in graph.node)
-    return operators
 
 
 def rewrite(request: Request, original: Model, log: DiagnosticLog, progress: Progress) -> OptimizeReport:

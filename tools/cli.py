@@ -1,7 +1,8 @@
 """The command line: finds a command by name, imports only that one, and turns errors into exit codes.
 
 Exit codes: 0 done, 1 the answer is no (parity failed, check failed), 2 bad input or usage, 130 interrupted,
-141 the reader of our output went away. `TILEWRIGHT_DEBUG=1` shows an error's traceback, not its message.
+141 the reader of our output went away, 129 and 143 ended by SIGHUP and SIGTERM. `TILEWRIGHT_DEBUG=1` shows an error's
+traceback, not its message.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import atexit
 import gc
 import importlib
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import click
@@ -110,7 +114,7 @@ def run_command(command: click.Command, arguments: Sequence[str] | None = None, 
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = name or os.path.basename(sys.argv[0]) or command.name
     try:
-        with plain_warnings(), command.make_context(name, given) as context:
+        with ending_in_order(), plain_warnings(), command.make_context(name, given) as context:
             command.invoke(context)
         if sys.stdout is not None:  # None where the caller has closed it
             sys.stdout.flush()
@@ -122,6 +126,8 @@ def run_command(command: click.Command, arguments: Sequence[str] | None = None, 
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return INTERRUPTED
+    except Ended as signalled:
+        return 128 + signalled.number
     except BrokenPipeError:
         # Python flushes stdout once more at exit; give it somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -133,6 +139,38 @@ def run_command(command: click.Command, arguments: Sequence[str] | None = None, 
         click.echo(message, err=True)
         return BAD_INPUT
     return DONE
+
+
+class Ended(BaseException):
+    """The process was asked to end by a signal; nothing but `run_command` catches it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def ending_in_order() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind the command, as Ctrl-C does, so that it removes its temporary files.
+
+    A second one ends the process at once. Signals that are ignored (nohup) or handled already are left as they are.
+    """
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [number for number in map(partial(getattr, signal), names) if signal.getsignal(number) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []  # only the main thread may handle signals
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise Ended(number)
+
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager

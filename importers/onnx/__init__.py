@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .read import ModelWarning, load
-    from .write import save, to_bytes, to_proto, written_size
+    from .write import save, to_bytes, to_proto, written_contents
 
 _HOMES = {
     "ModelWarning": "read",
@@ -18,7 +18,7 @@ _HOMES = {
     "save": "write",
     "to_bytes": "write",
     "to_proto": "write",
-    "written_size": "write",
+    "written_contents": "write",
 }
 
 
@@ -28,4 +28,4 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
 
 
-__all__ = ["ModelWarning", "load", "save", "to_bytes", "to_proto", "written_size"]
+__all__ = ["ModelWarning", "load", "save", "to_bytes", "to_proto", "written_contents"]

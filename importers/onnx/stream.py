@@ -11,12 +11,14 @@ A model too large for protobuf (2 GiB) has its weights in a second file, `NAME.o
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import secrets
 import stat
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
@@ -55,11 +57,15 @@ class PayloadSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WrittenModel:
-    """What `write_model` wrote: the model file, the data file if there is one, and the bytes of both."""
+    """What `write_model` wrote: the model file, the data file if there is one, and the bytes of both.
+
+    `operators` counts the model's nodes as `node_counts` does; `save` fills it in.
+    """
 
     path: Path
     data_path: Path | None
     nbytes: int
+    operators: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +212,8 @@ def write_model(
         OSError: the disk or folder refuses; nothing is left behind.
     """
     target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, f"the folder {target.parent} does not exist", os.fspath(target))
     data_target = target.with_name(target.name + ".data")
     if _is_special(target):
         content = write_bytes(skeleton, sources)
@@ -239,10 +247,8 @@ def write_model(
 
 
 def _named(error: OSError, target: Path) -> OSError:
-    """The error with the file that was being written: where a disk is full, the system names none."""
-    if error.filename is None and error.errno is not None:
-        return OSError(error.errno, error.strerror, os.fspath(target))
-    return error
+    """The error with the file that was to be written: the system names the temporary one, or, of a full disk, none."""
+    return error if error.errno is None else OSError(error.errno, error.strerror, os.fspath(target))
 
 
 def write_bytes(skeleton: ModelProto | bytes, sources: Sequence[PayloadSource]) -> bytes:
@@ -353,11 +359,14 @@ class _NewFile:
 
     def __init__(self, target: Path) -> None:
         if target.is_dir():
-            raise IsADirectoryError(f"{target} is a folder")
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(target))
         self.target = target
         self.temporary = _unused_name(target)
         # Created by `open` so that the usual permissions apply; "x" so that nobody's file is overwritten.
-        self.file: BinaryIO = open(self.temporary, "xb")  # noqa: SIM115
+        try:
+            self.file: BinaryIO = open(self.temporary, "xb")  # noqa: SIM115
+        except OSError as error:
+            raise _named(error, target) from None
 
     def finish(self, fsync: bool) -> None:
         self.file.flush()

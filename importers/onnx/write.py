@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import onnx
 import onnx.helper
@@ -12,9 +14,10 @@ from onnx import FunctionProto, ModelProto
 
 from ...graph import dtypes
 from ...graph.data import TensorData
-from ...graph.diagnostics import DiagnosticLog, ExportError, UsageError
+from ...graph.diagnostics import DiagnosticLog, ExportError, UsageError, require
 from ...graph.module import Function, Module
 from .check import newest_opsets
+from .node_counts import count_operators
 from .read import SCALAR_FACTS
 from .stream import WrittenModel, encoded_size, write_bytes, write_model
 from .write_graph import BodyWriter, WriteContext
@@ -59,57 +62,63 @@ def save(
     Weights are copied from file to file, never through memory. Raises ExportError naming everything that cannot be
     written, OSError if the disk refuses.
     """
-    proto, sources = _build(module, opset, target, keep_fused, with_shapes, inline=False, log=log)
-    return write_model(path, proto, sources, external=external)
+    require("path", path, (str, os.PathLike), "the name of a file")
+    options = WriteOptions(opset=opset, target=target, keep_fused=keep_fused, with_shapes=with_shapes, log=log)
+    proto, sources = _build(module, **options)
+    return replace(write_model(path, proto, sources, external=external), operators=count_operators(proto))
 
 
-def to_bytes(
-    module: Module,
-    opset: int | None = None,
-    target: str = "onnx",
-    keep_fused: bool = False,
-    with_shapes: bool = False,
-    log: DiagnosticLog | None = None,
-) -> bytes:
+class WriteOptions(TypedDict, total=False):
+    """How to write a module; `save` says what each option does."""
+
+    opset: int | None
+    target: str
+    keep_fused: bool
+    with_shapes: bool
+    log: DiagnosticLog | None
+
+
+class WrittenContents(NamedTuple):
+    """What a file would hold: its bytes with all weights inside, and its nodes by operator (see `node_counts`)."""
+
+    nbytes: int
+    operators: Counter[str]
+
+
+def to_bytes(module: Module, **options: Unpack[WriteOptions]) -> bytes:
     """The encoded model with all weights inside; options as for `save`. Raises ExportError above 2 GiB."""
-    proto, sources = _build(module, opset, target, keep_fused, with_shapes, inline=False, log=log)
-    return write_bytes(proto, sources)
+    return write_bytes(*_build(module, **options))
 
 
-def written_size(module: Module, opset: int | None = None, target: str = "onnx", keep_fused: bool = False) -> int:
-    """Bytes that the module takes as a file with all weights inside; nothing is written, and no weight is read."""
-    proto, sources = _build(module, opset, target, keep_fused, with_shapes=False, inline=False)
-    return encoded_size(proto, sources)
-
-
-def to_proto(
-    module: Module,
-    opset: int | None = None,
-    target: str = "onnx",
-    keep_fused: bool = False,
-    with_shapes: bool = False,
-    log: DiagnosticLog | None = None,
-) -> ModelProto:
+def to_proto(module: Module, **options: Unpack[WriteOptions]) -> ModelProto:
     """The model as a message, with a copy of all weights inside; options as for `save`."""
-    proto, _ = _build(module, opset, target, keep_fused, with_shapes, inline=True, log=log)
-    return proto
+    return _build(module, inline=True, **options)[0]
+
+
+def written_contents(module: Module, **options: Unpack[WriteOptions]) -> WrittenContents:
+    """What `save` would write with these options; nothing is written, and no weight is read."""
+    proto, sources = _build(module, **options)
+    return WrittenContents(encoded_size(proto, sources), count_operators(proto))
 
 
 def _build(
     module: Module,
-    opset: int | None,
-    target: str,
-    keep_fused: bool,
-    with_shapes: bool,
-    inline: bool,
+    opset: int | None = None,
+    target: str = "onnx",
+    keep_fused: bool = False,
+    with_shapes: bool = False,
     log: DiagnosticLog | None = None,
+    inline: bool = False,
 ) -> tuple[ModelProto, list[TensorData]]:
+    """The model as a message and the weights that its markers stand for; `inline` puts the weights into the message."""
     if not isinstance(module, Module):
         raise UsageError(
             "usage/module",
             f"only a Module can be written, not {type(module).__name__}",
             notes=["`load` gives one, and so do the `module` of a report of `optimize` and the `build()` of a Builder"],
         )
+    if opset is not None:
+        require("opset", opset, int, "the version of an opset")
     opsets = dict(module.opsets) if opset is None else {**module.opsets, "": opset}
     _check_request(module, opsets, target)
     tensors = TensorWriter(inline)

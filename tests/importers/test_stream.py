@@ -271,6 +271,16 @@ def test_a_pipe_is_written_to_and_not_replaced(source: Path, tmp_path: Path) -> 
     assert pipe.is_fifo()
 
 
+def test_errors_name_the_file_that_was_asked_for(source: Path, tmp_path: Path) -> None:
+    model, sources = load_lazily(source)
+    with pytest.raises(FileNotFoundError, match=r"the folder .*missing does not exist") as error:
+        write_model(tmp_path / "missing" / "m.onnx", model, sources)
+    assert error.value.filename == str(tmp_path / "missing" / "m.onnx")
+    with pytest.raises(OSError, match="too long") as long:
+        write_model(tmp_path / f"{'m' * 250}.onnx", model, sources)
+    assert long.value.filename == str(tmp_path / f"{'m' * 250}.onnx")
+
+
 def test_a_folder_is_no_target(source: Path, tmp_path: Path) -> None:
     model, sources = load_lazily(source)
     with pytest.raises(IsADirectoryError):

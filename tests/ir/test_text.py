@@ -132,6 +132,11 @@ def test_line_is_a_fixpoint(line: str) -> None:
     assert print_module(parse(body(line))) == body(line)
 
 
+def test_a_node_without_a_name_is_called_node() -> None:
+    assert str(NodeLocation("", 3)) == "node#3"
+    assert str(FusedLocation("fold", (NodeLocation("", 3), NodeLocation("node", 4)))) == 'fold(node#3, "node"#4)'
+
+
 @pytest.mark.parametrize(
     "location",
     [

@@ -12,6 +12,7 @@ from model_equality import first_difference
 
 import tilewright
 from tilewright.graph.printer import print_module
+from tilewright.importers.onnx.node_counts import count_operators
 
 pytest.importorskip("onnxruntime")
 
@@ -57,19 +58,8 @@ def path_of(network: Callable[[str], Path]) -> Callable[[str], Path]:
     return find
 
 
-def node_count(nodes: object) -> int:
-    """Nodes, those of nested graphs included, without constants."""
-    total = 0
-    for node in nodes:  # type: ignore[attr-defined]
-        total += node.op_type != "Constant"
-        for attribute in node.attribute:
-            graphs = [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
-            total += sum(node_count(graph.node) for graph in graphs)
-    return total
-
-
 def count_of(model: onnx.ModelProto) -> int:
-    return node_count(model.graph.node) + sum(node_count(function.node) for function in model.functions)
+    return count_operators(model).total()
 
 
 def optimized(path: Path, out: Path) -> onnx.ModelProto:

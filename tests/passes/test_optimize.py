@@ -111,6 +111,6 @@ def test_the_report_reads_as_tables() -> None:
         "weight bytes               16     16",
     ]
     rows = passes.splitlines()
-    assert rows[0].split() == ["pass", "nodes", "ms", "rewrites"]
+    assert rows[0].split() == ["pass", "operations", "ms", "rewrites"]
     assert [row.split()[0] for row in rows[2:]] == ["remove-identity", "cse", "dce"]
     assert rows[2].endswith("identity-to-input x2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import warnings
@@ -10,6 +11,8 @@ from pathlib import Path
 import click
 import pytest
 
+import tilewright
+from tilewright import Builder, f32
 from tilewright.backends.executable import ModelWarning
 from tilewright.graph.diagnostics import Diagnostic, ModelError
 from tilewright.tools import cli
@@ -120,6 +123,37 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
         cli.run_command(command_that_raises(SystemExit(1)), [])
     assert stop.value.code == 1
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals that ask a process to end")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_a_signal_leaves_no_temporary_files(name: str, tmp_path: Path) -> None:
+    """The process is asked to end when the result lies in its scratch folder and the old output is still in place."""
+    model, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
+    b = Builder()
+    b.output(b.relu(b.input("x", f32[3])), "y")
+    tilewright.save(b.build(), model)
+    out.write_bytes(b"precious")
+    number = getattr(signal, name)
+    code = (
+        "import os, signal, sys, tilewright\nfrom tilewright.tools import _optimize, cli\n"
+        f"signal.signal({int(number)}, signal.default_int_handler if {name == 'SIGINT'} else signal.SIG_DFL)\n"
+        "def put(scratch, output):\n"
+        "    print(len(list(scratch.iterdir())), flush=True)\n"
+        f"    os.kill(os.getpid(), {int(number)})\n"
+        "_optimize.put_into_place = put\n"
+        f"sys.exit(cli.main(['optimize', {str(model)!r}, '-o', {str(out)!r}, '--no-parity', '--json']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (128 + number, "1\n"), done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "out.onnx"]
+    assert out.read_bytes() == b"precious"
+
+
+def test_signals_are_handled_as_before_afterwards() -> None:
+    handled = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    assert cli.run_command(click.Command("nothing"), []) == 0
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handled
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="closed pipes are reported differently on Windows")

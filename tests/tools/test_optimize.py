@@ -21,6 +21,7 @@ import tilewright
 from tilewright import Builder, Module, f32
 from tilewright.backends import onnxruntime_oracle
 from tilewright.graph.opdef import lookup
+from tilewright.importers.onnx.node_counts import count_operators
 from tilewright.passes import registry
 from tilewright.passes.base import Pass
 from tilewright.passes.context import PassContext
@@ -312,6 +313,9 @@ def test_the_table_counts_what_is_written(tmp_path: Path) -> None:
     )  # fmt: skip
     written = onnx.load(out)
     assert json.loads(result.stdout)["nodes"]["after"] == len(written.graph.node)
+    assert tilewright.optimize(path).after.operators == count_operators(written)
+    assert tilewright.optimize(path, passes="O2").after.operators == count_operators(written)
+    assert tilewright.optimize(path, opset=14).after.operators == {"HardSwish": 1}
 
 
 def attention_model(path: Path, axis: int = -1, opset: int = 18) -> Path:

@@ -1,0 +1,24 @@
+"""How many nodes an ONNX model has: the one way in which reports, benchmarks and tests count them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+
+def count_operators(model: ModelProto) -> Counter[str]:
+    """Nodes by operator (`Add`, `com.microsoft::Gelu`): those of graphs in attributes and of function bodies count,
+    constants do not."""
+    operators: Counter[str] = Counter()
+    pending = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    while pending:
+        node = pending.pop()
+        if node.op_type != "Constant":
+            operators[f"{node.domain}::{node.op_type}" if node.domain else node.op_type] += 1
+        for attribute in node.attribute:
+            graphs = [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
+            pending.extend(inner for graph in graphs for inner in graph.node)
+    return operators
