@@ -189,7 +189,7 @@ def clip(op: Operation, grads: Grads, b: GradientBuilder) -> Sequence[Adjoint]:
 def prelu(op: Operation, grads: Grads, b: GradientBuilder) -> Sequence[Adjoint]:
     x, slope = op.operand_values
     grad, negative = _first(grads), b.less(x, 0.0)
-    to_x = b.where(negative, b.mul(grad, slope), grad)
+    to_x = b.sum_to(b.where(negative, b.mul(grad, slope), grad), x)
     to_slope = b.sum_to(b.keep_where(negative, b.mul(grad, x)), slope) if b.needs(slope) else None
     return [to_x, to_slope]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from .. import dtypes
-from ..dims import Dim, prove_equal
+from ..dims import Dim
 from ..opdef import Trait, op, register
 from ..types import TensorType
 from . import values
@@ -412,21 +412,11 @@ def _clip(s: Any, x: Any, low: Any, high: Any) -> Any:
 
 @op("PRelu")
 class PRelu(Elementwise):
-    """The slope is broadcast to the shape of x, never the other way round."""
+    """x * slope below 0. The standard broadcasts the slope to the shape of x alone; ONNX Runtime and onnx.reference
+    broadcast both ways, and so does this."""
 
     traits = frozenset({Trait.ELEMENTWISE, Trait.BROADCAST})
     body = staticmethod(lambda s, x, slope: s.select(s.less(x, 0), s.mul(x, slope), x))
-
-    def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
-        shape, slope = shape_of(op, 0), shape_of(op, 1)
-        both = broadcast(op, [shape, slope], context)
-        if (
-            shape is not None
-            and both is not None
-            and any(prove_equal(a, b) is False for a, b in zip(shape, both[len(both) - len(shape) :], strict=True))
-        ) or (shape is not None and slope is not None and len(slope) > len(shape)):
-            raise error("shape/broadcast", f"prelu cannot broadcast {format_shape(slope)} to {format_shape(shape)}")
-        return shape
 
 
 @op("SwiGLU")

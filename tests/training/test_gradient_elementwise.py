@@ -69,6 +69,7 @@ def test_choices() -> None:
     compare(lambda b, x, low, high: b.clip(x, low, high), {"x": X, "low": np.array(-0.5), "high": np.array(0.6)})
     compare(lambda b, x: b.clip(x, None, 0.2), {"x": X}, open_dims=(False,))
     compare(lambda b, x, slope: b.prelu(x, slope), {"x": X, "slope": normal(4)})
+    compare(lambda b, x, slope: b.prelu(x, slope), {"x": normal(3, 1), "slope": normal(2, 1, 4)}, open_dims=(False,))
     compare(lambda b, x, y: b.where(b.less(x, 0.1), x, y), {"x": X, "y": normal(4)}, open_dims=(False,))
     compare(lambda b, gate, linear: b.swiglu(gate, linear), {"gate": X, "linear": normal(3, 4, seed=1)})
 

@@ -110,6 +110,8 @@ def _prelu_up(node: Node, facts: Facts) -> None:
 
 @step_down(7, "PRelu")
 def _prelu_down(node: Node, facts: Facts) -> None:
+    if _widens(shape(facts, node.input(0)), shape(facts, node.input(1))):
+        raise CannotDowngrade("its slope broadcasts the other operand, which does not exist before opset 7")
     if _slope_aligns_last(node, facts):
         return
     slope, dims = tensor_type(facts, node.input(1)), shape(facts, node.input(1))
@@ -118,6 +120,14 @@ def _prelu_down(node: Node, facts: Facts) -> None:
     if slope is None or values is None or not per_channel:
         raise CannotDowngrade("its slope broadcasts in a way that does not exist before opset 7")
     node.set_input(1, ArrayData(values.reshape(-1), slope.dtype))
+
+
+def _widens(data: Sequence[Dim] | None, slope: Sequence[Dim] | None) -> bool:
+    """Whether a slope of this shape has dims that the data has not, or are 1 there."""
+    if data is None or slope is None:
+        return False
+    pairs = zip(reversed(data), reversed(slope), strict=False)
+    return len(slope) > len(data) or any(ours == 1 and theirs != 1 for ours, theirs in pairs)
 
 
 def _slope_aligns_last(node: Node, facts: Facts) -> bool:

@@ -9,7 +9,6 @@ from .node import CannotDowngrade, Facts, Node, constant, shape, tensor_type
 
 # (operator, version that brought them) -> attribute, the values of before.
 _OLDER_VALUES = {
-    ("Pad", 19): ("mode", ("constant", "reflect", "edge")),
     ("ScatterElements", 18): ("reduction", ("none", "add", "mul")),
     ("ScatterND", 18): ("reduction", ("none", "add", "mul")),
 }
@@ -28,6 +27,19 @@ def _register_values() -> None:
 
 
 _register_values()
+
+
+@step_up(19, "Pad")
+def _pad_up(node: Node, facts: Facts) -> None:
+    """Mode "wrap" came with opset 19, but ONNX Runtime and onnx.reference know it under all: such a file stays so."""
+    if node.attributes.get("mode") == "wrap":
+        node.legacy["early_wrap"] = True
+
+
+@step_down(19, "Pad")
+def _pad_down(node: Node, facts: Facts) -> None:
+    if node.attributes.get("mode") == "wrap" and "early_wrap" not in node.legacy:
+        raise CannotDowngrade("Pad has no mode 'wrap' before opset 19")
 
 
 @step_down(28, "Mod")
