@@ -22,7 +22,7 @@ from tilewright.backends.cpu.kernels.gemm import (
 from tilewright.backends.cpu.kernels.pack import packed_panels
 from tilewright.backends.cpu.kernels.tile import Epilogue, EpilogueOperand
 from tilewright.backends.cpu.machine import machine_of_width
-from tilewright.graph.dtypes import DType, f32, f64
+from tilewright.graph.dtypes import DType, bf16, f16, f32, f64, i32
 from tilewright.graph.kernel.interpreter import run_loops
 from tilewright.graph.module import Module
 from tilewright.graph.parser import parse
@@ -78,9 +78,9 @@ def strides(layout: str, m: int, n: int, k: int, static: bool) -> dict[str, Any]
 @pytest.mark.parametrize(("pack_a", "b_packed"), [(False, True), (True, True), (False, False), (True, False)])
 def test_layouts(layout: str, static: bool, pack_a: bool, b_packed: bool) -> None:
     m, n, k = 7, 11, 9
-    tiling = Tiling(rows=3, vectors=2, lanes=4, depth=5, block=6)
+    tiling = Tiling(rows=3, vectors=2, lanes=4, depth=5, block=6, pack_a=pack_a)
     sizes = dict(zip("mnk", (m, n, k) if static else (None,) * 3, strict=True))
-    gemm = Gemm(**sizes, dtype=f32, b_packed=b_packed, pack_a=pack_a, **strides(layout, m, n, k, static))
+    gemm = Gemm(**sizes, dtype=f32, b_packed=b_packed, **strides(layout, m, n, k, static))
     a, b = matrices(m, n, k, f32)
     ours, compiled = run_both(build_gemm("product", gemm, tiling), values_of(gemm, tiling, a, b, layout), 128)
     expected = (a @ b).reshape(-1)
@@ -156,8 +156,8 @@ def test_epilogue_operands_of_each_form() -> None:
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])
 def test_work_can_be_shared_out_anywhere(parts: int) -> None:
     m, n, k, batch = 9, 21, 5, 2
-    tiling = Tiling(rows=2, vectors=1, lanes=4, depth=3, block=4)
-    gemm = Gemm(m, n, k, f32, k, 1, n, b_packed=False, b_k=n, b_column=1, batched=True, pack_a=True)
+    tiling = Tiling(rows=2, vectors=1, lanes=4, depth=3, block=4, pack_a=True)
+    gemm = Gemm(m, n, k, f32, k, 1, n, b_packed=False, b_k=n, b_column=1, batched=True)
     a, b = matrices(m, n, k, f32, batch)
     given = values_of(gemm, tiling, a, b, "nn")
     names = arguments_of(gemm)
@@ -171,8 +171,8 @@ def test_work_can_be_shared_out_anywhere(parts: int) -> None:
 
 
 def test_a_kernel_survives_its_text() -> None:
-    tiling = Tiling(rows=3, vectors=2, lanes=4, depth=5, block=6)
-    gemm = Gemm(7, 11, 9, f32, 9, 1, 11, pack_a=True, epilogue=Epilogue((EpilogueOperand("v", f32, 0, 1),), bias_relu))
+    tiling = Tiling(rows=3, vectors=2, lanes=4, depth=5, block=6, pack_a=True)
+    gemm = Gemm(7, 11, 9, f32, 9, 1, 11, epilogue=Epilogue((EpilogueOperand("v", f32, 0, 1),), bias_relu))
     text = print_module(build_gemm("product", gemm, tiling))
     again = parse(text)
     assert print_module(again) == text
@@ -180,3 +180,54 @@ def test_a_kernel_survives_its_text() -> None:
     given = values_of(gemm, tiling, a, b, "nn", {"v": np.zeros(11, np.float32)})
     run_compiled(again, given, 128)
     assert np.array_equal(given[2], np.maximum(a @ b, 0).reshape(-1))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("static", [True, False])
+def test_few_rows(width: int, packed: bool, static: bool) -> None:
+    """Tiles of several panels, or of a B that is read where it lies; columns that end within a group of panels."""
+    k = 9
+    for m, n in itertools.product((1, 2, 5) if static else (3,), (1, 15, 1021)):
+        tiling = choose_tiling(machine_of_width(width), f32, m, n, k, packed=packed)
+        assert tiling.rows == m
+        sizes = (m, n, k) if static else (None, None, None)
+        gemm = Gemm(*sizes, f32, k, 1, n, packed, n if static else None, 1, epilogue=row_bias())
+        a, b = matrices(m, n, k, f32)
+        bias = random.integers(-9, 9, n).astype(np.float32)
+        given = values_of(gemm, tiling, a, b, "nn", {"bias": bias})
+        module = build_gemm("product", gemm, tiling)
+        run_compiled(module, given, width)
+        expected = np.maximum(a @ b + bias, 0).reshape(-1)
+        assert np.array_equal(given[2], expected), (m, n)
+        if n == 15:
+            given = values_of(gemm, tiling, a, b, "nn", {"bias": bias})
+            run_loops(module, given)
+            assert np.array_equal(given[2], expected), (m, n)
+
+
+def row_bias() -> Epilogue:
+    return Epilogue((EpilogueOperand("bias", f32, 0, 1),), bias_relu)
+
+
+def test_the_widest_tile_of_few_rows_has_several_panels() -> None:
+    machine = machine_of_width(0)
+    assert choose_tiling(machine, f32, 1, 50_000, 768).panels > 1
+    assert choose_tiling(machine, f32, 1, 32, 768).panels == 1
+    assert choose_tiling(machine, f32, 128, 50_000, 768).panels == 1
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16, i32], ids=str)
+@pytest.mark.parametrize("m", [2, 40])
+def test_narrow_and_whole_numbers(dtype: DType, m: int) -> None:
+    """Narrow floats are summed up in f32 over all of k."""
+    n, k = 37, 33
+    machine = machine_of_width(256)
+    for packed in (True, False):
+        tiling = choose_tiling(machine, dtype, m, n, k, packed=packed)
+        gemm = Gemm(m, n, k, dtype, k, 1, n, packed, n, 1)
+        a, b = matrices(m, n, k, dtype)
+        given = values_of(gemm, tiling, a, b, "nn")
+        run_compiled(build_gemm("product", gemm, tiling), given, 256)
+        expected = (a.astype(np.float64) @ b.astype(np.float64)).astype(dtype.numpy).reshape(-1)
+        assert np.array_equal(given[2], expected)
