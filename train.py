@@ -10,13 +10,18 @@ tilewright.save(step, "step.onnx")          # any ONNX runtime can train with th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .backends.model_source import ModelLike, open_model
 
 if TYPE_CHECKING:
+    from .backends.training.chart import save_chart, text_curve
+    from .backends.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+    from .backends.training.data import Batches, Dataset, IterableBatches
+    from .backends.training.loop import Run
     from .backends.training.trainer import Trainer
     from .graph.diagnostics import DiagnosticLog
     from .graph.module import Module
@@ -32,19 +37,28 @@ _PUBLIC = {
     "Adagrad": "passes.training.optimizers",
     "Adam": "passes.training.optimizers",
     "AdamW": "passes.training.optimizers",
+    "Batches": "backends.training.data",
+    "Checkpoint": "backends.training.checkpoint",
     "Constant": "passes.training.schedules",
     "Cosine": "passes.training.schedules",
+    "Dataset": "backends.training.data",
+    "IterableBatches": "backends.training.data",
     "LAMB": "passes.training.optimizers",
     "LossScale": "passes.training.step",
     "Momentum": "passes.training.optimizers",
     "NewtonCG": "passes.training.newton",
     "Optimizer": "passes.training.optimizers",
     "RMSprop": "passes.training.optimizers",
+    "Run": "backends.training.loop",
     "SGD": "passes.training.optimizers",
     "Schedule": "passes.training.schedules",
     "StepDecay": "passes.training.schedules",
     "Trainer": "backends.training.trainer",
     "WarmUp": "passes.training.schedules",
+    "load_checkpoint": "backends.training.checkpoint",
+    "save_chart": "backends.training.chart",
+    "save_checkpoint": "backends.training.checkpoint",
+    "text_curve": "backends.training.chart",
 }
 
 
@@ -107,6 +121,76 @@ def step(
     return made
 
 
+def evaluation(
+    model: ModelLike,
+    loss: str | Loss | LossFunction = "cross-entropy",
+    names: Sequence[str] = (),
+    *,
+    output: str | None = None,
+    target: str = "target",
+) -> Module:
+    """A module that computes the loss and then the outputs of `model`, such as its `inference_form`.
+
+    Those of its initializers that `names` names, such as a trainer's state, become inputs: so one executable evaluates
+    a model again and again while it is trained. Other arguments as of `step`.
+    """
+    from .passes.training.step import StepOptions, build_evaluation
+
+    return build_evaluation(open_model(model).module, StepOptions(loss, output=output, target=target), names)
+
+
+def fit(
+    trainer: Trainer,
+    data: Any,
+    epochs: int,
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    every: int = 0,
+    resume: bool = False,
+    on_step: Callable[[Run], None] | None = None,
+    on_epoch: Callable[[Run], None] | None = None,
+) -> Run:
+    """Train for `epochs` epochs, and return the losses and where it stopped.
+
+    `data` is `Dataset(...).shuffle(seed).batch(size)`, with further steps behind if you like, or any iterable of dicts
+    or (x, target) that can be started again, such as a list or a torch DataLoader.
+
+    `checkpoint` is a file, always whole, that is written after each `every` steps, at the end, and when Ctrl-C asks to
+    stop; `resume` goes on from it, and losses are bit for bit those of a run that never stopped (if the data depends on
+    epoch and seed alone). `on_step` and `on_epoch` are called with what was done so far.
+    """
+    from .backends.training.loop import fit as run
+
+    return run(
+        trainer, data, epochs, checkpoint=checkpoint, every=every, resume=resume, on_step=on_step, on_epoch=on_epoch
+    )
+
+
+def training_form(model: ModelLike, log: DiagnosticLog | None = None) -> Module:
+    """A copy of `model` in which BatchNormalization uses the statistics of its batch and Dropout drops.
+
+    A BatchNormalization that was folded into a convolution at export cannot come back: `log` is told which layers may
+    have had one, and `folded_layers` lists them.
+    """
+    from .passes.training.forms import training_form as switch
+
+    return switch(open_model(model).module, log)
+
+
+def inference_form(model: ModelLike) -> Module:
+    """A copy of `model` in which BatchNormalization uses its running statistics and Dropout does nothing."""
+    from .passes.training.forms import inference_form as switch
+
+    return switch(open_model(model).module)
+
+
+def folded_layers(model: ModelLike) -> list[str]:
+    """The convolutions with a bias and no BatchNormalization behind them, by name or place."""
+    from .passes.training.forms import folded_layers as find
+
+    return find(open_model(model).module)
+
+
 def check_gradients(
     model: ModelLike,
     feeds: Mapping[str, Any] | None = None,
@@ -158,17 +242,31 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "Batches",
+    "Checkpoint",
     "Constant",
     "Cosine",
+    "Dataset",
+    "IterableBatches",
     "LossScale",
     "Momentum",
     "NewtonCG",
     "Optimizer",
     "RMSprop",
+    "Run",
     "Schedule",
     "StepDecay",
     "Trainer",
     "WarmUp",
     "check_gradients",
+    "evaluation",
+    "fit",
+    "folded_layers",
+    "inference_form",
+    "load_checkpoint",
+    "save_chart",
+    "save_checkpoint",
     "step",
+    "text_curve",
+    "training_form",
 ]

@@ -45,6 +45,7 @@ COMMANDS = {
     "optimize": CommandEntry("optimize:optimize", "Write a smaller, cleaner model and check that it agrees."),
     "parity": CommandEntry("parity:parity", "Check that a model, or two models, compute the same."),
     "run": CommandEntry("run:run", "Run a model on given or random inputs."),
+    "train": CommandEntry("train:train", "Train a model on arrays, or write its training step as a file."),
 }
 
 

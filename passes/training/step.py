@@ -11,7 +11,7 @@ written in the module's metadata_props, where it stays when the step is saved (`
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,7 +27,7 @@ from .derivation import Derivation
 from .dropout import replace_dropouts, training_dropouts
 from .gradient import _copied
 from .optimizers import Moment, Optimizer, Parameter, by_name
-from .parameters import Trainable, as_inputs, chosen_parameters, remark_frozen
+from .parameters import Trainable, as_inputs, chosen_parameters, initial_values, remark_frozen
 from .running_statistics import update_running_statistics
 from .step_builder import StepBuilder
 
@@ -113,6 +113,18 @@ def build_step(module: Module, options: StepOptions, log: DiagnosticLog | None =
     return _StepMaker(copy, options, log or DiagnosticLog()).make()
 
 
+def build_evaluation(module: Module, options: StepOptions, names: Sequence[str]) -> Module:
+    """A module that computes the loss, then the outputs of `module`; the initializers among `names` are inputs."""
+    copy = _copied(module)
+    maker = _StepMaker(copy, options, DiagnosticLog())
+    there = initial_values(copy)
+    as_inputs(maker.b, copy, [name for name in names if name in there], options.master_weights)
+    maker.b.location = _location("loss")
+    loss = maker.loss()
+    maker.b.add_outputs([(maker.b.unused("loss"), loss.value)], [])
+    return copy
+
+
 class _StepMaker:
     """One step under construction, in place."""
 
@@ -138,7 +150,7 @@ class _StepMaker:
             replace_dropouts(b, dropouts, step, options.seed)
         update_running_statistics(b, self.module, options.bn_variance)
         b.location = _location("loss")
-        loss = self._loss()
+        loss = self.loss()
         at = Derivation(self.module, options.stops, self.log)  # type: ignore[arg-type]
         trainables, grads = self._gradients(at, loss, trainables)
         self._update(at, step, trainables, grads)
@@ -168,7 +180,7 @@ class _StepMaker:
     def _loss_name(self) -> str:
         return self.b.unused("loss")
 
-    def _loss(self) -> Tensor:
+    def loss(self) -> Tensor:
         wanted, b, block = self.options.loss, self.b, self.module.main.block
         outputs = {str(o.name): b.tensor(value) for o, value in zip(block.outputs, block.returned, strict=True)}
         if isinstance(wanted, Loss):

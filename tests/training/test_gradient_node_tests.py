@@ -156,3 +156,19 @@ def test_each_operator_has_a_rule_or_parts() -> None:
         if not (find_rule(definition) or find_parts(definition) or body or own):
             without.append(name)
     assert not without
+
+
+OPTIMIZERS = ("Adagrad", "Adam", "Momentum")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, case in node_cases().items() if case.model.graph.node[0].op_type in OPTIMIZERS]
+)
+def test_optimizers_of_the_preview_domain(name: str) -> None:
+    case = node_cases()[name]
+    assert case.model.graph.node[0].domain == "ai.onnx.preview.training"
+    inputs, expected = case.data_sets[0]
+    feeds = {item.name: as_array(value) for item, value in zip(case.model.graph.input, inputs, strict=True)}
+    found = tilewright.compile(tilewright.load(case.model), target="reference").run(feeds)
+    for result, value in zip(found.values(), expected, strict=True):
+        np.testing.assert_allclose(result, as_array(value), rtol=1e-5)

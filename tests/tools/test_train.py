@@ -1,0 +1,125 @@
+"""`tilewright train`: what it writes, how it stops and goes on, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewright
+from tilewright import f32, nn, train
+
+RANDOM = np.random.default_rng(0)
+CENTRES = RANDOM.standard_normal((3, 4)) * 4
+LABELS = RANDOM.integers(0, 3, 120)
+POINTS = CENTRES[LABELS] + RANDOM.standard_normal((120, 4))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    net = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3))
+    tilewright.save(net.initialize(0).to_model(x=f32["n", 4]), tmp_path / "net.onnx")
+    return tmp_path / "net.onnx"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    np.savez(tmp_path / "data.npz", x=POINTS, target=LABELS.astype(np.int32))
+    return tmp_path / "data.npz"
+
+
+def test_a_model_learns(command: Callable[..., Any], model: Path, data: Path) -> None:
+    options = ["--epochs", "8", "--learning-rate", "0.02", "--training-form", "--validation", "0.2"]
+    result = command("train", model, "--data", data, *options, "--schedule", "cosine", "--warm-up", "3")
+    assert result.code == 0, result.err
+    assert "epoch 8/8  loss" in result.err
+    assert "accuracy" in result.err
+    assert "*" in result.out
+    trained = tilewright.load(model.with_name("net.trained.onnx"))
+    assert not any(op.attr("training_mode") for op in trained.main.block if op.name == "batch_normalization")
+    scores = tilewright.compile(trained, target="reference").run({"x": POINTS.astype(np.float32)})["output"]
+    assert (scores.argmax(1) == LABELS).mean() > 0.9
+    assert model.with_name("net.trained.loss.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def losses(command: Callable[..., Any], *arguments: Any) -> list[float]:
+    result = command("train", *arguments, "--json")
+    assert result.code == 0, result.err
+    found: list[float] = json.loads(result.out)["losses"]
+    return found
+
+
+def test_ctrl_c_saves_and_resume_goes_on_with_the_same_bits(
+    command: Callable[..., Any], model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [model, "--data", data, "--epochs", "3", "--training-form", "-o", model.with_name("out.onnx")]
+    expected = losses(command, *arguments)
+    original, calls = train.Trainer.step, [0]
+
+    def step(self: train.Trainer, batch: Any) -> float:
+        calls[0] += 1
+        if calls[0] == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self, batch)
+
+    model.with_name("out.onnx").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(train.Trainer, "step", step)
+        result = command("train", *arguments)
+    assert result.code == 130
+    assert "interrupted after 6 steps" in result.err
+    assert not model.with_name("out.onnx").exists()
+    assert losses(command, *arguments, "--resume") == expected
+
+
+def test_the_step_can_be_exported(command: Callable[..., Any], model: Path, tmp_path: Path) -> None:
+    result = command("train", model, "--optimizer", "momentum", "--export", tmp_path / "step.onnx")
+    assert result.code == 0, result.err
+    assert "form for inference" in result.err
+    trainer = train.Trainer(tmp_path / "step.onnx")
+    assert "0.weight_momentum" in trainer.state
+
+
+def test_only_some_parameters(command: Callable[..., Any], model: Path, data: Path) -> None:
+    losses(command, model, "--data", data, "--params", "4.*", "--optimizer", "sgd")
+    before, after = (
+        {op.result.name: op.attributes["value"].numpy() for op in module.main.block if op.name == "const"}
+        for module in (tilewright.load(model), tilewright.load(model.with_name("net.trained.onnx")))
+    )
+    changed = {name for name in before if name and not np.array_equal(before[name], after[name])}
+    assert changed == {"4.weight", "4.bias"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nothing to do"),
+        (["--data", "data.npz", "--loss", "hinge"], "neither a loss nor an output"),
+        (["--data", "data.npz", "--target-name", "labels"], "has no array 'labels'"),
+        (["--data", "data.npz", "-o", "nowhere/out.onnx"], "no folder nowhere"),
+        (["--data", "data.npz", "--validation", "0.001"], "leaves one side empty"),
+        (["--data", "bad.npz", "--detect-anomaly"], "'x' has NaN elements before the step runs"),
+        (["--data", "bad.npz"], "the loss is nan"),
+        (["--data", "floats.npz"], "the model takes i64"),
+        (["--data", "data.npz", "--checkpoint", "bad.npz", "--resume"], "cannot be read"),
+        (["--export", "step.onnx", "--schedule", "cosine"], "give --data"),
+    ],
+)
+def test_what_does_not_work_is_told_and_nothing_is_written(
+    command: Callable[..., Any], model: Path, data: Path, arguments: list[str], message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(model.parent)
+    np.savez("bad.npz", x=POINTS * np.nan, target=LABELS)
+    np.savez("floats.npz", x=POINTS, target=LABELS + 0.5)
+    before = sorted(Path().iterdir())
+    result = command("train", model, *arguments)
+    assert result.code == 2
+    assert message in result.err
+    assert sorted(Path().iterdir()) == before

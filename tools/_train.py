@@ -1,0 +1,235 @@
+"""What `tilewright train` does: the step, the data, the loop with its progress bar, and the files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+import tilewright
+from tilewright import train
+from tilewright.graph.diagnostics import DiagnosticLog, UsageError
+from tilewright.graph.types import TensorType
+from tilewright.tools._inputs import split_names
+from tilewright.tools._show import console, print_json, show_diagnostics
+from tilewright.tools.cli import INTERRUPTED
+
+if TYPE_CHECKING:
+    from tilewright.graph.module import Module
+
+
+def execute(options: dict[str, Any]) -> None:
+    """Run the command. Raises what a bad model, bad data or a bad option raises, before anything is written."""
+    if options["data"] is None and options["export"] is None:
+        raise click.UsageError("there is nothing to do: give --data to train, or --export to write the step")
+    log = DiagnosticLog()
+    model = tilewright.load(options["model"], log=log)
+    if options["training_form"]:
+        model = train.training_form(model, log)
+    data = None if options["data"] is None else train.Dataset.load(options["data"])
+    step = _step(model, options, data, log)
+    show_diagnostics(log.diagnostics)
+    for remark in (each for each in log.diagnostics if each.severity == "remark" and each.code.startswith("train/")):
+        click.echo(remark.render(), err=True)
+    if options["export"] is not None:
+        tilewright.save(step, options["export"], opset=options["opset"])
+        if not options["as_json"]:
+            click.echo(f"the training step is in {options['export']}", err=True)
+    if data is not None:
+        _Training(model, step, data, options).run()
+
+
+def _step(model: Module, options: dict[str, Any], data: train.Dataset | None, log: DiagnosticLog) -> Module:
+    return train.step(
+        model,
+        options["loss"],
+        _optimizer(options, data),
+        split_names(options["params"]) or None,
+        output=options["output_name"],
+        target=options["target_name"],
+        clip_value=options["clip_value"],
+        clip_norm=options["clip_norm"],
+        accumulate=options["accumulate"],
+        loss_scale=train.LossScale() if options["loss_scale"] else None,
+        seed=options["seed"],
+        bn_variance="unbiased" if options["unbiased"] else "population",
+        log=log,
+    )
+
+
+def _optimizer(options: dict[str, Any], data: train.Dataset | None) -> train.Optimizer:
+    from tilewright.passes.training.optimizers import by_name
+
+    made = by_name(options["optimizer"], options["learning_rate"])
+    rate = made.learning_rate
+    assert isinstance(rate, float | int)
+    schedule: train.Schedule = train.Constant(rate)
+    if options["schedule"] == "cosine":
+        if data is None:
+            raise UsageError("train/schedule", "a cosine needs to know how many updates there are: give --data")
+        batches = -(-_training_examples(options, data) // options["batch_size"])
+        updates = batches * options["epochs"] // options["accumulate"] - options["warm_up"]
+        schedule = train.Cosine(rate, max(updates, 1))
+    if options["warm_up"]:
+        schedule = train.WarmUp(options["warm_up"], schedule)
+    decay = {} if options["weight_decay"] is None else {"weight_decay": options["weight_decay"]}
+    return replace(made, learning_rate=schedule, **decay)
+
+
+def _training_examples(options: dict[str, Any], data: train.Dataset) -> int:
+    return len(data) - round(len(data) * (options["validation"] or 0))
+
+
+class _Training:
+    """One run of the command that trains."""
+
+    def __init__(self, model: Module, step: Module, data: train.Dataset, options: dict[str, Any]) -> None:
+        self.model, self.options = model, options
+        anomaly = options["detect_anomaly"]
+        self.trainer = train.Trainer(step, options["backend"], options["threads"], detect_anomaly=anomaly)
+        data = _fitting(data, self.trainer)
+        self.held_out: train.Dataset | None = None
+        if options["validation"]:
+            data, self.held_out = data.split(options["validation"], options["seed"])
+        self.batches = data.shuffle(options["seed"]).batch(options["batch_size"])
+        self.output = Path(options["output"] or Path(options["model"]).with_suffix(".trained.onnx"))
+        self.plot = Path(options["plot"] or self.output.with_suffix(".loss.png"))
+        self.checkpoint = Path(options["checkpoint"] or self.output.with_suffix(".checkpoint.npz"))
+        for file in (self.output, self.plot, self.checkpoint):
+            if not file.absolute().parent.is_dir():
+                raise UsageError("train/output", f"there is no folder {file.parent} to write {file.name} to")
+        self.validation: list[dict[str, float]] = []
+        self.evaluator = self._evaluator() if self.held_out is not None else None
+
+    def run(self) -> None:
+        options = self.options
+        wanted = bool(options["checkpoint"] or options["checkpoint_every"] or options["resume"])
+        with _Bar(options["epochs"], len(self.batches)) as bar:
+
+            def on_epoch(run: train.Run) -> None:
+                if self.evaluator is not None:
+                    self.validation.append(self._validate())
+                bar.epoch(self._epoch_line(run))
+
+            run = train.fit(
+                self.trainer,
+                self.batches,
+                options["epochs"],
+                checkpoint=self.checkpoint if wanted else None,
+                every=options["checkpoint_every"],
+                resume=options["resume"],
+                on_step=bar.step,
+                on_epoch=on_epoch,
+            )
+        if run.interrupted:
+            self._stop(run)
+        self._finish(run)
+
+    def _stop(self, run: train.Run) -> None:
+        saved = train.Checkpoint(self.trainer.state, run.epoch, run.batch, run.losses)
+        train.save_checkpoint(self.checkpoint, saved)
+        click.echo(f"interrupted after {len(run.losses)} steps; {self.checkpoint} is saved, --resume goes on", err=True)
+        raise SystemExit(INTERRUPTED)
+
+    def _finish(self, run: train.Run) -> None:
+        trained = train.inference_form(self.trainer.trained(self.model))
+        tilewright.save(trained, self.output, opset=self.options["opset"])
+        train.save_chart(self.plot, {"loss": run.losses}, "loss by step")
+        if self.options["as_json"]:
+            files = {"output": str(self.output), "plot": str(self.plot)}
+            print_json({**files, "steps": len(run.losses), "losses": run.losses, "validation": self.validation})
+            return
+        out = console()
+        out.print(train.text_curve(run.losses))
+        out.print(f"loss {run.losses[0]:.4g} to {run.losses[-1]:.4g} in {len(run.losses)} steps")
+        out.print(f"wrote {self.output} and {self.plot}")
+
+    def _epoch_line(self, run: train.Run) -> str:
+        recent = run.losses[-len(self.batches) :]
+        line = f"epoch {run.epoch}/{self.options['epochs']}  loss {np.mean(recent):.4g}"
+        if self.validation:
+            line += "".join(f"  {name} {value:.4g}" for name, value in self.validation[-1].items())
+        return line
+
+    # ---- validation ----------------------------------------------------------------------------------------------
+
+    def _evaluator(self) -> Any:
+        options = self.options
+        module = train.evaluation(
+            train.inference_form(self.model),
+            options["loss"],
+            list(self.trainer.state),
+            output=options["output_name"],
+            target=options["target_name"],
+        )
+        return tilewright.compile(module, target=options["backend"], threads=options["threads"])
+
+    def _validate(self) -> dict[str, float]:
+        """The loss on what was held out, and for classes the share that is right."""
+        assert self.held_out is not None
+        assert self.evaluator is not None
+        inputs = {port.name for port in self.evaluator.inputs}
+        state = {name: value for name, value in self.trainer.state.items() if name in inputs}
+        losses, right, count = 0.0, 0, 0
+        for batch in self.held_out.batch(self.options["batch_size"]).epoch(0):
+            results = self.evaluator.run({**batch, **state})
+            loss, *others = results.values()
+            target = batch.get(self.options["target_name"])
+            size = len(next(iter(batch.values())))
+            losses, count = losses + float(loss) * size, count + size
+            scores = results.get(self.options["output_name"], others[0] if others else None)
+            if scores is not None and target is not None and np.ndim(scores) == 2 and target.ndim == 1:
+                right += int((np.argmax(scores, axis=1) == target).sum())
+        found = {"validation loss": losses / count}
+        return {**found, "accuracy": right / count} if right else found
+
+
+def _fitting(data: train.Dataset, trainer: train.Trainer) -> train.Dataset:
+    """The arrays that the step takes, in its element types. Raises UsageError for those that miss or do not fit."""
+    ports = {port.name: port for port in trainer.executable.inputs if port.name in trainer.data_inputs}
+    missing = [name for name in ports if name not in data.arrays]
+    if missing:
+        notes = [f"it has {', '.join(data.arrays)}", f"the step takes {', '.join(ports)}"]
+        raise UsageError("data/missing", f"the data has no array {missing[0]!r}", notes=notes)
+    return train.Dataset({name: _typed(name, data.arrays[name], port.type) for name, port in ports.items()})
+
+
+def _typed(name: str, array: np.ndarray, type: Any) -> np.ndarray:
+    if not isinstance(type, TensorType) or array.dtype == type.dtype.numpy:
+        return array
+    wanted = type.dtype.numpy
+    if array.dtype.kind in "iu" and type.dtype.is_integer:
+        converted = array.astype(wanted)
+        if (converted == array).all():
+            return converted
+    elif array.dtype.kind in "biuf" and type.dtype.is_float:
+        return array.astype(wanted)
+    raise UsageError("data/type", f"{name!r} has elements of {array.dtype}, the model takes {type.dtype}")
+
+
+class _Bar:
+    """A progress bar on a terminal, and a line for each epoch wherever standard error goes."""
+
+    def __init__(self, epochs: int, batches: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeRemainingColumn()
+        self.console = console(stderr=True)
+        self.progress = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+        self.task = self.progress.add_task("training", total=epochs * batches)
+
+    def __enter__(self) -> _Bar:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def step(self, run: train.Run) -> None:
+        self.progress.update(self.task, completed=len(run.losses), description=f"loss {run.losses[-1]:.4g}")
+
+    def epoch(self, line: str) -> None:
+        self.console.print(line)
