@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from .passes.optimize import OptimizeReport
     from .passes.trace import Trace
 
+# What an operator of ONNX Runtime may take in a file beyond those that it stands for: the name of its domain, that of
+# an activation. Whoever asks for such operators does not mind.
+RUNTIME_OPERATOR_BYTES = 64
+
 
 def optimize(
     model: ModelLike,
@@ -47,7 +51,8 @@ def optimize(
             error or that take more time.
         passes: a pipeline such as "fold,cse,dce", or a list of passes, to run in the place of the level's.
         opset: version of the default domain under which the module will be written (default: its own).
-        target: "onnx" for standard operators only, "onnxruntime" to allow those of com.microsoft.
+        target: "onnx" for standard operators only, "onnxruntime" to use those of com.microsoft, too; give the same
+            target to `save`.
         dims, shapes: sizes for dims by name, shapes for inputs by name; the result takes no other sizes.
         inputs, outputs: names of tensors between which to keep the model; the rest is dropped.
         trace: records every rewrite, see `passes.trace`.
@@ -64,7 +69,7 @@ def optimize(
     from .passes.context import PassContext
     from .passes.optimize import optimize as run
     from .passes.pipeline_text import pipeline_text
-    from .passes.pipelines import EXACTNESS
+    from .passes.pipelines import EXACTNESS, preset
     from .passes.size_guard import Attempt, first_that_fits
 
     log = DiagnosticLog() if log is None else log
@@ -98,11 +103,11 @@ def optimize(
 
     if given is not None:
         return writer.counted(attempt(given, True, log))
-    preset = f"O{level}"
+    name = preset(level, target)
     attempts = [
-        Attempt(partial(attempt, preset, True)),
-        Attempt(partial(attempt, preset, False), "rewrites that add bytes to save operations were left out"),
-        Attempt(partial(attempt, f"O{min(level, 1)}", False), "only bit-exact rewrites were made"),
+        Attempt(partial(attempt, name, True)),
+        Attempt(partial(attempt, name, False), "rewrites that add bytes to save operations were left out"),
+        Attempt(partial(attempt, preset(min(level, 1), target), False), "only bit-exact rewrites were made"),
         Attempt(partial(attempt, "", False), "it was left as it is"),
     ]
     limit = partial(_most_bytes, size, ",".join(first), opset, target)
@@ -121,7 +126,10 @@ class _Writer:
         self.operators: Counter[str] | None = None
 
     def __call__(self, module: Module) -> int:
-        """What a module takes as a file; 0 if it cannot be written, of which whoever saves it will hear."""
+        """What a module takes as a file, less what operators of ONNX Runtime may add.
+
+        0 if it cannot be written, of which whoever saves it will hear.
+        """
         from .graph.diagnostics import ExportError
         from .importers.onnx import written_contents
 
@@ -131,7 +139,8 @@ class _Writer:
         except ExportError:
             return 0
         self.operators = contents.operators
-        return contents.nbytes
+        own = sum(count for name, count in contents.operators.items() if name.startswith("com.microsoft::"))
+        return contents.nbytes - own * RUNTIME_OPERATOR_BYTES
 
     def counted(self, report: OptimizeReport) -> OptimizeReport:
         """`report` with the nodes that are written; those in memory if the module cannot be written."""

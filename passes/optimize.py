@@ -12,7 +12,7 @@ from ..graph.data import TensorData
 from ..graph.diagnostics import UsageError
 from .context import Fusion, PassContext
 from .manager import PassManager
-from .pipelines import EXACTNESS, PRESETS
+from .pipelines import EXACTNESS, preset
 
 if TYPE_CHECKING:
     from ..graph.diagnostics import Diagnostic
@@ -149,15 +149,15 @@ def optimize(
     """Rewrite `module` in place by the preset O`level`, or by the pipeline text `passes`.
 
     `opset` becomes the version of the default domain under which the module is written. `target` "onnx" keeps to
-    standard operators, "onnxruntime" is for `save`, which may then write that runtime's own. Raises UsageError for a
-    level, pass or target that does not exist, PassError if a pass fails.
+    standard operators, "onnxruntime" also uses those of that runtime, which `save` writes for this target. Raises
+    UsageError for a level, pass or target that does not exist, PassError if a pass fails.
     """
     if level not in EXACTNESS:
         raise UsageError("optimize/level", f"there is no level {level}", notes=[f"levels are {list(EXACTNESS)}"])
     if target not in ("onnx", "onnxruntime"):
         raise UsageError("optimize/target", f"there is no target {target!r}", notes=['use "onnx" or "onnxruntime"'])
     manager = PassManager.parse(
-        PRESETS[f"O{level}"] if passes is None else passes, verify_each=verify_each, instruments=instruments
+        preset(level, target) if passes is None else passes, verify_each=verify_each, instruments=instruments
     )
     if context is None:
         context = PassContext(exactness=EXACTNESS[level] if passes is None else "approximate")

@@ -26,10 +26,14 @@ _RECOMPOSE = (
     "recompose-swish,recompose-softmax,recompose-rotary,recompose-depth-to-space,recompose-mean,dce"
 )
 # Rounds differently: what constant factors and terms can be put into weights, and what row by row work is a Gemm.
-_FUSION = (
-    f"drop-zero-terms,{_RECOMPOSE},repeat(max=4){{fold-batch-norm,fold-scale-shift,fold-pads,merge-products}},dce,"
-    "collapse-batch,merge-reshapes,matmul-to-gemm,fold-scale-shift,merge-products,fuse-attention,fold-into-gemm,dce"
+_FOLDING = (
+    f"drop-zero-terms,{_RECOMPOSE},repeat(max=4){{fold-batch-norm,fold-scale-shift,fold-pads,merge-products}},dce"
 )
+_GEMM = "matmul-to-gemm,fold-scale-shift,merge-products,fuse-attention,fold-into-gemm,dce"
+_FUSION = f"{_FOLDING},collapse-batch,merge-reshapes,{_GEMM}"
+# ONNX Runtime's products take any number of dims, and its fused operators the bias of the product before them.
+_FUSION_FOR_ONNXRUNTIME = f"{_FOLDING},{_GEMM}"
+_ONNXRUNTIME = "fuse-for-onnxruntime,fold,simplify-shapes,cse,dce"
 
 PRESETS: dict[str, str] = {
     "O0": "",
@@ -37,7 +41,17 @@ PRESETS: dict[str, str] = {
     "O1": f"{_CLEANUP},{_EXACT},{_LAST}",
     "O2": f"{_CLEANUP},{_EXACT},{_FUSION},{_CLEANUP},{_LAST}",
     "O3": f"{_CLEANUP},{_EXACT},{_FUSION},merge-siblings,{_CLEANUP},{_LAST}",
+    "O0-onnxruntime": "",
+    "O1-onnxruntime": f"{_CLEANUP},{_EXACT},{_LAST}",
+    "O2-onnxruntime": f"{_CLEANUP},{_EXACT},{_FUSION_FOR_ONNXRUNTIME},{_CLEANUP},{_ONNXRUNTIME},{_LAST}",
+    "O3-onnxruntime": f"{_CLEANUP},{_EXACT},{_FUSION_FOR_ONNXRUNTIME},merge-siblings,{_CLEANUP},{_ONNXRUNTIME},{_LAST}",
 }
+
+
+def preset(level: int, target: str = "onnx") -> str:
+    """The name of the preset that `optimize` runs at a level for a target."""
+    return f"O{level}" if target == "onnx" else f"O{level}-{target}"
+
 
 # The least exact kind of rewrite that a level permits.
 EXACTNESS: dict[int, Exactness] = {0: "bit-exact", 1: "bit-exact", 2: "reassociates", 3: "approximate"}

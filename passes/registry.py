@@ -32,6 +32,7 @@ BUILTIN: dict[str, str] = {
     "fold-pads": "fold_pads:FoldPads",
     "fold-scale-shift": "fold_scale_shift:FoldScaleShift",
     "fuse-attention": "fuse_attention:FuseAttention",
+    "fuse-for-onnxruntime": "fuse_for_onnxruntime:FuseForOnnxRuntime",
     "fuse-kernels": "fuse_kernels:FuseKernels",
     "gradient": "training.gradient:Gradient",
     "infer-shapes": "infer_shapes:InferShapes",

@@ -283,7 +283,7 @@ def find_culprit(request: Request, parity: ParityReport) -> BisectResult | None:
     """The pass and rewrite that changed the results; None if no pass does so in the reference interpreter."""
     from tilewright.passes.bisect import bisect
     from tilewright.passes.context import PassContext
-    from tilewright.passes.pipelines import EXACTNESS
+    from tilewright.passes.pipelines import EXACTNESS, preset
 
     module = open_model(request.model, DiagnosticLog()).module
     failed = next((each for each in parity.runs if not all(found.passed for found in each.outputs.values())), None)
@@ -295,7 +295,7 @@ def find_culprit(request: Request, parity: ParityReport) -> BisectResult | None:
     context = PassContext()
     if request.passes is None:
         context.exactness = EXACTNESS[request.level]
-    pipeline = f"O{request.level}" if request.passes is None else request.passes
+    pipeline = preset(request.level, request.target) if request.passes is None else request.passes
 
     def evaluate(candidate: Any, feeds: Any) -> dict[str, Any]:
         return tilewright.compile(candidate).run(feeds)

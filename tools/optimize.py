@@ -15,7 +15,7 @@ import click
 @click.option("--opset", type=int, metavar="N", help="Write at opset N; default: the model's own.")
 @click.option(
     "--target", type=click.Choice(["onnx", "onnxruntime"]), default="onnx", show_default=True,
-    help="Who is to read the result; `onnxruntime` allows com.microsoft operators.",
+    help="Who is to read the result; `onnxruntime` uses com.microsoft operators.",
 )  # fmt: skip
 @click.option("--keep-fused", is_flag=True, help="Write fused operators as they are wherever the opset has them.")
 @click.option("--remarks", is_flag=True, help="List fusions made, near misses, and what was written as its parts.")

@@ -1,0 +1,239 @@
+"""Attention as ONNX Runtime's operators. Rules of fuse-for-onnxruntime.
+
+Attention does the projections of query, key and value too, MultiHeadAttention takes them, GroupQueryAttention has fewer
+heads for keys, and a soft cap. They take f32 and [batch, length, heads * size].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ..graph.builder import OpBuilder
+from ..graph.core import AttributeValue, Operation, Value
+from ..graph.dims import Dim, prove_equal
+from ..graph.opdef import lookup
+from ..graph.ops.attention_parts import Heads, heads_of
+from .fuse_attention_views import shape_of
+from .fuse_for_onnxruntime_activations import DOMAIN
+from .fuse_for_onnxruntime_masks import RuntimeMask, build_bias, read_mask, zeros_for_hidden
+from .fuse_for_onnxruntime_operands import HEADS_FIRST, Packed, Projection, pack, projection_of
+from .proofs import reshape_target, same_dims
+from .rules import Match, Mismatch, OpRule, Verdict
+
+# GroupQueryAttention wants heads of a multiple of this size.
+_GROUPED_SIZE = 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one attention is to be said: `operands` are query, key and value side by side, or `projections` the three
+    that make them of one x. `last` is the operation whose result is replaced."""
+
+    op: Operation
+    heads: Heads
+    batch: Dim
+    length: Dim
+    mask: RuntimeMask
+    operands: tuple[Packed, ...]
+    projections: tuple[Projection, ...]
+    last: Operation
+
+    @property
+    def is_grouped(self) -> bool:
+        return self.heads.repeats > 1 or bool(self.op.attr("softcap"))
+
+
+class RuntimeAttention(OpRule):
+    """attention(q, k, v, mask) -> Attention, MultiHeadAttention or GroupQueryAttention of com.microsoft"""
+
+    name = "runtime-attention"
+    exactness = "reassociates"
+    root: ClassVar[str] = "attention"
+
+    def when(self, m: Match) -> Verdict:
+        found = plan(m)
+        return found if isinstance(found, Mismatch) else True
+
+    def build(self, b: OpBuilder, m: Match) -> None:
+        found = plan(m)
+        assert isinstance(found, Plan)
+        result = _Build(found, b).run()
+        old = found.last.result
+        if found.op.attr("masking") == "nan-to-zero":
+            m.context.remark(
+                "fuse-for-onnxruntime/nan", "attention gives NaN where an operand is NaN, not 0", found.op.location
+            )
+        if not same_dims(shape_of(result), shape_of(old)):
+            target = reshape_target(shape_of(result) or (), shape_of(old) or (), open_positions=range(8))
+            assert target is not None
+            result = b.reshape(result, target)
+        m.rewriter.set_type(result, old.type)
+        m.rewriter.replace(found.last, [result])
+
+
+def plan(m: Match) -> Plan | Mismatch:
+    """How the root is to be said; a Mismatch with the reason if it cannot be."""
+    op = m.root
+    heads = heads_of(op)
+    if heads is None:
+        return m.fail("heads or their sizes are not known", op)
+    if any(op.input(index) is not None for index in (4, 5, 6)) or any(r.use_count for r in op.results[1:]):
+        return m.fail("it has past keys, or gives present ones or scores", op)
+    if any(str(m.dtype(op.input(index))) != "f32" for index in range(3)):
+        return m.fail("ONNX Runtime's kernels take f32", op)
+    if op.attr("scale") == 0 or op.attr("softmax_precision") not in (None, 0, 1):
+        return m.fail("scale or precision cannot be said", op)
+    dims = [_dims(op.input(index), count) for index, count in enumerate((heads.queries, heads.keys, heads.keys))]
+    query, key, value = dims
+    if query is None or key is None or value is None:
+        return m.fail("the shapes are not known", op)
+    mask = read_mask(m, op, query[1], key[1])
+    if isinstance(mask, Mismatch):
+        return mask
+    found = [pack(operand, each) for operand, each in zip(op.operand_values[:3], (query, key, value), strict=True)]
+    packed = tuple(operand for operand in found if operand is not None)
+    if len(packed) < len(found):
+        return m.fail("an operand has heads first, and was not made from one that has them side by side", op)
+    last = _last(op, query[0], query[1], heads.queries * heads.value_size)
+    if last is None:
+        return m.fail("the result has heads first, and its user wants it so", op)
+    made = Plan(op, heads, query[0], query[1], mask, packed, (), last)
+    if made.is_grouped:
+        wrong = _not_grouped(m, made, key[1])
+        return made if wrong is None else wrong
+    projections = _projections(m, packed, (query[0], query[1]))
+    return Plan(op, heads, query[0], query[1], mask, packed, projections, last)
+
+
+def _dims(value: Value | None, heads: int) -> tuple[Dim, Dim, int, int] | None:
+    """An operand's dims as [batch, length, heads, size]."""
+    shape = shape_of(value)
+    if shape is None:
+        return None
+    size = shape[-1] if len(shape) == 4 else shape[-1] // heads
+    if not isinstance(size, int):
+        return None
+    return (shape[0], shape[-2], heads, size)
+
+
+def _last(op: Operation, batch: Dim, length: Dim, width: int) -> Operation | None:
+    """The operation that puts heads side by side again: the attention itself, or a reshape after a transpose."""
+    shape = shape_of(op.results[0])
+    if shape is not None and len(shape) == 3:
+        return op
+    transpose = _only_user(op.results[0], "transpose")
+    if transpose is None or tuple(transpose.attr("perm") or ()) != HEADS_FIRST:
+        return None
+    reshape = _only_user(transpose.result, "reshape")
+    found = shape_of(reshape.result) if reshape is not None else None
+    if reshape is None or found is None:
+        return None
+    wanted = (batch, length, width)
+    flat = len(found) == 2 and prove_equal(found[1], width) is True and prove_equal(found[0], batch * length) is True
+    return reshape if same_dims(found, wanted) or flat else None
+
+
+def _only_user(value: Value, name: str) -> Operation | None:
+    users = list(value.users)
+    return users[0] if len(users) == 1 and users[0].name == name and value.use_count == 1 else None
+
+
+def _not_grouped(m: Match, made: Plan, keys: Dim) -> Mismatch | None:
+    """Why GroupQueryAttention does not take it."""
+    if made.heads.size % _GROUPED_SIZE or made.heads.size != made.heads.value_size:
+        return m.fail(f"GroupQueryAttention takes heads of one size, a multiple of {_GROUPED_SIZE}", made.op)
+    if prove_equal(made.length, keys) is not True:
+        return m.fail("queries and keys are not known to be equally many", made.op)
+    if not isinstance(made.batch, int) or not isinstance(made.length, int):
+        return m.fail("GroupQueryAttention wants the lengths as operands, and they are not known", made.op)
+    if (made.op.attr("softcap") or 0) < 0:
+        return m.fail("the soft cap is negative", made.op)
+    return None
+
+
+def _projections(m: Match, packed: tuple[Packed, ...], rows: tuple[Dim, Dim]) -> tuple[Projection, ...]:
+    """The projections of query, key and value if all are of one x; none otherwise."""
+    found = [projection_of(m, operand.flat) for operand in packed]
+    projections = tuple(each for each in found if each is not None)
+    if len(projections) < len(packed) or any(each.x is not projections[0].x for each in projections):
+        return ()
+    return projections if _rows_target(projections[0].x, rows) is not None else ()
+
+
+def _rows_target(x: Value, rows: tuple[Dim, Dim]) -> list[int] | None:
+    """The operand with which Reshape makes `x` [batch, length, width]; empty if it is that."""
+    shape = shape_of(x)
+    if not shape:
+        return None
+    wanted = (*rows, shape[-1])
+    return [] if same_dims(shape, wanted) else reshape_target(shape, wanted) if len(shape) == 2 else None
+
+
+class _Build:
+    """Makes the new operation."""
+
+    def __init__(self, plan: Plan, b: OpBuilder) -> None:
+        self.plan, self.b = plan, b
+
+    def run(self) -> Value:
+        made = self.plan
+        attributes: dict[str, AttributeValue] = {"num_heads": made.heads.queries}
+        if made.op.attr("scale") is not None:
+            attributes["scale"] = float(made.op.attr("scale"))
+        if made.is_grouped:
+            return self._guarded(*self._grouped(attributes))
+        if made.mask.causal:
+            attributes["unidirectional"] = 1
+        if made.projections:
+            return self._guarded(*self._projected(attributes))
+        query, key, value = (operand.make(self.b) for operand in made.operands)
+        bias = build_bias(self.b, made.mask, query, key)
+        operands = [query, key, value, None, None, bias]
+        return self._guarded(self._create("MultiHeadAttention", operands, attributes), bias)
+
+    def _create(self, name: str, operands: list[Value | None], attributes: dict[str, AttributeValue]) -> Value:
+        while operands[-1] is None:
+            operands.pop()
+        return self.b.create(lookup(DOMAIN, name), operands, attributes, outputs=1).results[0]
+
+    def _guarded(self, result: Value, bias: Value | None) -> Value:
+        return zeros_for_hidden(self.b, bias, result) if self.plan.mask.guarded and bias is not None else result
+
+    def _projected(self, attributes: dict[str, AttributeValue]) -> tuple[Value, Value | None]:
+        b, made = self.b, self.plan
+        x = made.projections[0].x
+        target = _rows_target(x, (made.batch, made.length))
+        if target:
+            x = b.reshape(x, target)
+        weights = np.concatenate([each.weights for each in made.projections], axis=1)
+        row = None
+        if any(each.bias is not None for each in made.projections):
+            rows = [np.zeros(p.weights.shape[1], np.float32) if p.bias is None else p.bias for p in made.projections]
+            row = b.const(np.concatenate(rows))
+        if made.heads.size != made.heads.value_size:
+            attributes["qkv_hidden_sizes"] = tuple(each.weights.shape[1] for each in made.projections)
+        bias = build_bias(b, made.mask, x, x)
+        return self._create("Attention", [x, b.const(weights), row, None, None, bias], attributes), bias
+
+    def _grouped(self, attributes: dict[str, AttributeValue]) -> tuple[Value, Value | None]:
+        b, made = self.b, self.plan
+        assert isinstance(made.batch, int)
+        assert isinstance(made.length, int)
+        query, key, value = (operand.make(b) for operand in made.operands)
+        bias = build_bias(b, made.mask, query, key)
+        attributes["kv_num_heads"] = made.heads.keys
+        attributes["causal"] = int(made.mask.causal)
+        if made.op.attr("softcap"):
+            attributes["softcap"] = float(made.op.attr("softcap"))
+        last = b.const(np.full(made.batch, made.length - 1, np.int32))
+        total = b.const(np.asarray(made.length, np.int32))
+        operands = [query, key, value, None, None, last, total, None, None, None, bias]
+        return self._create("GroupQueryAttention", operands, attributes), bias
+
+
+ATTENTION_RULES = (RuntimeAttention,)
+
+__all__ = ["ATTENTION_RULES", "Plan", "RuntimeAttention", "plan"]

@@ -1,0 +1,115 @@
+"""Masks as ONNX Runtime's attention operators take them. Part of fuse-for-onnxruntime.
+
+They add a bias of [batch or 1, heads or 1, queries, keys] to the scores, and then make a plain softmax: a row of -inf
+gives NaN, one of the lowest finite number a uniform row, as if written out. So nothing has to be known of masked rows,
+but where an attention promises zeros for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..graph.builder import OpBuilder
+from ..graph.core import Operation, Value
+from ..graph.dims import Dim, prove_equal
+from ..graph.ops.masked_rows import is_lower_triangular, lowest, rows_may_be_masked
+from ..graph.types import TensorType
+from .fuse_attention_views import shape_of
+from .rules import Match, Mismatch
+
+_LOWEST = lowest(np.dtype(np.float32))
+
+
+@dataclass(frozen=True)
+class RuntimeMask:
+    """What is done to the scores. `bias` is the mask that is added, or a condition that stands for 0 and `fill`;
+    `guarded`: queries without keys give zeros."""
+
+    causal: bool = False
+    bias: Value | None = None
+    fill: float | None = None
+    guarded: bool = False
+
+
+def read_mask(m: Match, op: Operation, queries: Dim, keys: Dim) -> RuntimeMask | Mismatch:
+    """The mask of an attention, or why ONNX Runtime's operators cannot say it."""
+    mask, causal = op.input(3), bool(op.attr("is_causal"))
+    square = prove_equal(queries, keys) is True
+    if causal and not square:
+        return m.fail("it is causal, and queries and keys are not known to be equally many", op)
+    if mask is None:
+        return RuntimeMask(causal)
+    shape, fill = shape_of(mask), float(op.attr("masked_score"))
+    if shape is None or not 2 <= len(shape) <= 4:
+        return m.fail("the mask has not 2 to 4 dims", mask)
+    if not causal and square and fill <= _LOWEST and _is_causal(m, mask, queries):
+        return RuntimeMask(True)
+    is_bool = str(m.dtype(mask)) == "bool"
+    if not is_bool and str(m.dtype(mask)) != "f32":
+        return m.fail("the mask is neither bool nor f32", mask)
+    if is_bool and fill != -np.inf and fill > _LOWEST:
+        return m.fail(f"scores are replaced by {fill:g}", mask)
+    masking, hides = op.attr("masking"), rows_may_be_masked(mask, m.inference, causal)
+    if masking == "standard" and (hides or prove_equal(shape[-1], keys) is not True):
+        return m.fail("the mask may leave a query no key, for which the standard gives zeros", mask)
+    if causal and hides:
+        return m.fail("the mask may leave a query no key that is not hidden by being causal", mask)
+    # Half of the lowest number, so that adding a score to it does not overflow.
+    number = (-np.inf if fill == -np.inf else _LOWEST / 2) if is_bool else None
+    guarded = masking == "nan-to-zero" and hides
+    if guarded and len(shape) > 2 and shape[-3] != 1:
+        return m.fail("heads have masks of their own, and queries without keys give zeros", mask)
+    return RuntimeMask(causal, mask, number, guarded)
+
+
+def _is_causal(m: Match, mask: Value, queries: Dim) -> bool:
+    shape = shape_of(mask)
+    fits = shape is not None and all(prove_equal(dim, queries) is True for dim in shape[-2:])
+    return fits and all(dim == 1 for dim in (shape or ())[:-2]) and is_lower_triangular(mask, m.inference)
+
+
+def build_bias(b: OpBuilder, mask: RuntimeMask, query: Value, key: Value) -> Value | None:
+    """The mask as a bias of four dims, the last two those of queries and keys ([batch, length, width] both)."""
+    if mask.bias is None:
+        return None
+    bias = mask.bias
+    if mask.fill is not None:
+        bias = b.where(bias, np.zeros((), np.float32), np.asarray(mask.fill, np.float32))
+    shape = shape_of(bias)
+    assert shape is not None
+    if len(shape) < 4:
+        bias = b.unsqueeze(bias, list(range(4 - len(shape))))
+        shape = (*[1] * (4 - len(shape)), *shape)
+    return _expanded(b, bias, shape, query, key)
+
+
+def _expanded(b: OpBuilder, bias: Value, shape: tuple[Dim, ...], query: Value, key: Value) -> Value:
+    lengths = [(shape_of(value) or ())[1] for value in (query, key)]
+    fits = [prove_equal(have, length) is True for have, length in zip(shape[-2:], lengths, strict=True)]
+    if all(fits):
+        return bias
+    if all(isinstance(length, int) for length in lengths):
+        wide = b.expand(bias, lengths)
+    else:
+        square = prove_equal(lengths[0], lengths[1]) is True
+        queries = b.const([1]) if fits[0] else b.shape(query, start=1, end=2)
+        keys = b.const([1]) if fits[1] else queries if square and not fits[0] else b.shape(key, start=1, end=2)
+        wide = b.expand(bias, b.concat(queries, keys, axis=0))
+    result: Value = wide
+    # A mask is broadcast to the scores, never the other way round.
+    if isinstance(result.type, TensorType):
+        result.type = result.type.with_shape([*shape[:-2], *lengths])
+    return result
+
+
+def zeros_for_hidden(b: OpBuilder, bias: Value, result: Value) -> Value:
+    """`result`, [batch, queries, width], with zeros for queries that `bias`, of one head, leaves no key."""
+    most = b.reduce_max(b.squeeze(bias, [1]), [-1], keepdims=1)
+    visible = b.greater(most, np.asarray(-np.inf, np.float32))
+    chosen: Value = b.where(visible, result, np.zeros((), np.float32))
+    return chosen
+
+
+__all__ = ["RuntimeMask", "build_bias", "read_mask", "zeros_for_hidden"]

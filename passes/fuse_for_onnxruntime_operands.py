@@ -1,0 +1,161 @@
+"""Where the operands of an attention come from, as ONNX Runtime takes them: side by side, and from one projection.
+
+Its operators take [batch, length, heads * size], of which [batch, heads, length, size] is a reshape and a transpose.
+Attention also does the projections x @ weights + bias itself, if all three start from one x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from ..graph.builder import OpBuilder
+from ..graph.core import Operation, Value
+from ..graph.data import UnresolvedData
+from ..graph.dims import Dim, product, prove_equal
+from .fuse_attention_views import shape_of
+from .proofs import made_by, reshape_target, same_dims
+from .rules import Match
+
+HEADS_FIRST = (0, 2, 1, 3)
+
+# Makes a value at the place of a builder.
+Make: TypeAlias = Callable[[OpBuilder], Value]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An operand as [batch, length, heads * size]. `flat` is what it is a reshape of, [batch * length, width], or
+    itself; `ops` are the operations that it makes superfluous."""
+
+    make: Make
+    flat: Value
+
+
+def pack(value: Value, dims: tuple[Dim, Dim, int, int]) -> Packed | None:
+    """An operand of [batch, length, heads, size] `dims` as [batch, length, heads * size], without new transposes."""
+    batch, length, heads, size = dims
+    wanted = (batch, length, heads * size)
+    shape = shape_of(value)
+    if shape is None:
+        return None
+    if len(shape) == 3:
+        return Packed(lambda b: value, value)
+    rotary = made_by(value, "rotary_embedding")
+    if rotary is not None:
+        return _packed_rotary(value, rotary, dims)
+    transpose = made_by(value, "transpose")
+    if transpose is None or tuple(transpose.attr("perm") or ()) != HEADS_FIRST:
+        return None
+    split = transpose.operands[0]
+    reshape = made_by(split, "reshape")
+    if split is None or reshape is None or not same_dims(shape_of(split), dims):
+        return None
+    source = reshape.operands[0]
+    own = shape_of(source)
+    if source is None or own is None:
+        return None
+    if same_dims(own, wanted):
+        return Packed(lambda b: source, source)
+    target = reshape_target(own, wanted)
+    rows_fit = len(own) == 2 and prove_equal(own[1], wanted[2]) is True and prove_equal(own[0], product(wanted[:2]))
+    if not rows_fit or target is None:
+        return None
+    return Packed(lambda b: b.reshape(source, target), source)
+
+
+def _packed_rotary(value: Value, rotary: Operation, dims: tuple[Dim, Dim, int, int]) -> Packed | None:
+    """Pairs are turned in the same way whether heads stand side by side or not."""
+    x = rotary.operands[0]
+    if x is None or value.use_count != 1 or not same_dims(shape_of(x), shape_of(value)):
+        return None
+    inner = pack(x, dims)
+    if inner is None or len(shape_of(x) or ()) != 4:
+        return None
+    attributes = {**rotary.attributes, "num_heads": dims[2]}
+
+    def make(b: OpBuilder) -> Value:
+        return b.create(rotary.definition, [inner.make(b), *rotary.operands[1:]], attributes).result
+
+    return Packed(make, value)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """x @ weights + bias; no bias is None."""
+
+    x: Value
+    weights: np.ndarray
+    bias: np.ndarray | None
+
+
+def projection_of(m: Match, value: Value) -> Projection | None:
+    """The projection that `value`, which has no other user, is, or is some columns of."""
+    if value.use_count != 1:
+        return None
+    producer = value.producer
+    if producer is None or producer.name != "split":
+        return _whole_projection(m, value)
+    source, shape = producer.operands[0], shape_of(producer.operands[0])
+    if source is None or shape is None or producer.attr("axis") not in (-1, len(shape) - 1):
+        return None
+    widths = [(shape_of(result) or (None,))[-1] for result in producer.results]
+    if source.use_count != 1 or not all(isinstance(width, int) for width in widths):
+        return None
+    whole = _whole_projection(m, source)
+    if whole is None:
+        return None
+    start = sum(width for width in widths[: value.index] if isinstance(width, int))
+    width = widths[value.index]
+    assert isinstance(width, int)
+    columns = slice(start, start + width)
+    bias = None if whole.bias is None else whole.bias[columns]
+    return Projection(whole.x, whole.weights[:, columns], bias)
+
+
+def _whole_projection(m: Match, value: Value) -> Projection | None:
+    producer = value.producer
+    if producer is not None and producer.name == "gemm":
+        return _gemm_projection(m, producer)
+    bias = None
+    if producer is not None and producer.name == "add":
+        for product_side, bias_side in (producer.operands, producer.operands[::-1]):
+            found = _constant(m, bias_side)
+            inner = made_by(product_side, "matmul")
+            if found is not None and found.ndim == 1 and inner is not None and product_side is not None:
+                bias, value, producer = found, product_side, inner
+                break
+    if producer is None or producer.name != "matmul" or value.use_count != 1:
+        return None
+    x, weights = producer.operands[0], _constant(m, producer.operands[1])
+    if x is None or weights is None or weights.ndim != 2 or (bias is not None and bias.shape[0] != weights.shape[1]):
+        return None
+    return Projection(x, weights, bias)
+
+
+def _gemm_projection(m: Match, gemm: Operation) -> Projection | None:
+    x, weights = gemm.operands[0], _constant(m, gemm.operands[1])
+    plain = gemm.attr("alpha") == 1.0 and not gemm.attr("transA")
+    if x is None or weights is None or not plain:
+        return None
+    weights = weights.T if gemm.attr("transB") else weights
+    if gemm.input(2) is None:
+        return Projection(x, weights, None)
+    bias = _constant(m, gemm.input(2))
+    if bias is None or bias.shape != (weights.shape[1],) or gemm.attr("beta") != 1.0:
+        return None
+    return Projection(x, weights, bias)
+
+
+def _constant(m: Match, value: Value | None) -> np.ndarray | None:
+    """The elements of a constant f32 tensor."""
+    data = m.data(value)
+    if data is None or isinstance(data, UnresolvedData) or str(data.dtype) != "f32":
+        return None
+    return data.numpy()
+
+
+__all__ = ["HEADS_FIRST", "Make", "Packed", "Projection", "pack", "projection_of"]
