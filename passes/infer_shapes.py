@@ -2,7 +2,8 @@
 
 Types in a file are claims: what inference derives from the operands replaces a claim, a claim fills in only what
 inference leaves open. Types of graph inputs stay as declared, but that a dim which cannot be 0 where the model runs (a
-Reshape would fail) is known to be at least 1 from then on. What a region's arguments are follows from the operation
+Reshape would fail) is known to be at least 1 from then on, and dims of one name that must be equal where it runs (or a
+Concat would fail) are known to be one. What a region's arguments are follows from the operation
 that runs it; a value that a loop carries has the dims that its initial value and the body's result share.
 
 Invariant: only types change. A declared type that cannot be right is corrected, with a warning.
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 from ..graph import dtypes, types
 from ..graph.core import Block, Operation, Value
 from ..graph.diagnostics import TypeInferenceError
-from ..graph.dims import Dim, DimExpr, bounds, factors_of, prove_equal, symbol, symbols_of
+from ..graph.dims import Dim, DimExpr, bounds, factors_of, is_symbol, prove_equal, symbol, symbols_of
 from ..graph.infer import InferenceContext, infer_types
 from ..graph.module import FunctionKey
 from ..graph.ops.reshape import positive_elements
@@ -49,8 +50,8 @@ class InferShapes(Pass):
         before = {value: value.type for value in _values_in(block)}
         inference = _Inference(module, context)
         inference.block(block)
-        while positive := _positive_symbols(block, inference.inference):
-            _assume_positive(block, positive, inference.rewriter)
+        while facts := _positive_symbols(block, inference.inference) or _equal_symbols(block):
+            _replace_symbols(block, facts, inference.rewriter)
             inference = _Inference(module, context)
             inference.block(block)
         refined = sum(value.type is not type for value, type in before.items()) + inference.outputs(block)
@@ -221,11 +222,12 @@ def _values_in(block: Block) -> list[Value]:
     return values
 
 
-# ---- dims that cannot be 0 -------------------------------------------------------------------------------------------
+# ---- dims that cannot be 0, or must be equal -------------------------------------------------------------------------
 
 
-def _positive_symbols(block: Block, inference: InferenceContext) -> set[DimExpr]:
-    """The symbols in the inputs' types that are at least 1 wherever the model runs, although they are not known to be.
+def _positive_symbols(block: Block, inference: InferenceContext) -> dict[DimExpr, DimExpr]:
+    """The symbols in the inputs' types that are at least 1 wherever the model runs, although they are not known to be,
+    and what they become.
 
     Only what is always computed counts: the operations of the graph itself whose results are used.
     """
@@ -236,11 +238,45 @@ def _positive_symbols(block: Block, inference: InferenceContext) -> set[DimExpr]
             # A product is at least 1 only if each factor is.
             factors = {factor for dim in positive_elements(op, inference) for factor in factors_of(dim)}
             found.update(each for each in known if each in factors)
-    return found
+    return {each: symbol(each.label, each.ordinal, 1, bounds(each)[1]) for each in found}
 
 
-def _assume_positive(block: Block, symbols: set[DimExpr], rewriter: Rewriter) -> None:
-    replacements = {each: symbol(each.label, each.ordinal, 1, bounds(each)[1]) for each in symbols}
+def _equal_symbols(block: Block) -> dict[DimExpr, DimExpr]:
+    """Two symbols of one name that are equal wherever the model runs, and the one that they become; empty if there are
+    none.
+
+    The operands of a Concat agree in all axes but one. Again, only what is always computed counts. Symbols of different
+    names stay apart: the names of the model's interface are the user's.
+    """
+    for op in block:
+        if op.name != "concat" or not op.results[0].use_count:
+            continue
+        shapes = [v.type.shape for v in op.operand_values if isinstance(v.type, TensorType) and v.type.shape]
+        axis = op.attr("axis") % len(shapes[0]) if shapes else 0
+        for other in shapes[1:]:
+            for position, (left, right) in enumerate(zip(shapes[0], other, strict=True)):
+                if position != axis and left is not right and is_symbol(left) and is_symbol(right):
+                    assert isinstance(left, DimExpr)
+                    assert isinstance(right, DimExpr)
+                    if left.label == right.label:
+                        return dict.fromkeys((left, right), _both(left, right))
+    return {}
+
+
+def _both(left: DimExpr, right: DimExpr) -> DimExpr:
+    """A symbol that is in the range of both."""
+    (low, high), (low2, high2) = bounds(left), bounds(right)
+    highest = [bound for bound in (high, high2) if bound is not None]
+    lowest = [bound for bound in (low, low2) if bound is not None]
+    return symbol(
+        left.label,
+        min(left.ordinal, right.ordinal),
+        max(lowest, default=None),
+        min(highest, default=None),
+    )
+
+
+def _replace_symbols(block: Block, replacements: dict[DimExpr, DimExpr], rewriter: Rewriter) -> None:
     for value in _values_in(block):
         rewriter.set_type(value, with_symbols(value.type, replacements))
     for output in block.outputs:
