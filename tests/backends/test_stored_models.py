@@ -16,8 +16,6 @@ DATA = Path(onnx.__file__).parent / "backend" / "test" / "data"
 MODELS = sorted(
     path for kind in ("simple", "pytorch-operator", "pytorch-converted") for path in (DATA / kind).iterdir()
 )
-# The operator Gradient stands for the backward graph of others; nothing computes it here yet.
-WITHOUT_MEANING = {"test_gradient_of_add", "test_gradient_of_add_and_mul"}
 
 
 def read(path: Path, kind: onnx.TypeProto) -> Any:
@@ -44,8 +42,6 @@ def same(result: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("folder", MODELS, ids=lambda path: path.name)
 def test_stored_model(folder: Path) -> None:
-    if folder.name in WITHOUT_MEANING:
-        pytest.skip("Gradient has no numpy meaning")
     model = onnx.load(folder / "model.onnx")
     executable = tilewright.compile(folder / "model.onnx", target="reference")
     for data in sorted(folder.glob("test_data_set_*")):

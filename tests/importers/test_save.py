@@ -405,13 +405,23 @@ def test_saving_twice_gives_the_same_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_written_samples_are_as_valid_as_before(name: str) -> None:
+    """Some samples are refused by ONNX's checker, on purpose; written again they are refused for the same reason."""
     proto = SAMPLES[name]()
+    again = ModelProto.FromString(tilewright.to_bytes(tilewright.load(proto, log=DiagnosticLog())))
+    if name == "first_ir_version":  # had no types of attributes, which are written, and no opset, which is not
+        assert "No opset import" in complaint(again)
+        assert "Mismatched attribute type" in complaint(proto)
+    else:
+        assert complaint(again) == complaint(proto)
+
+
+def complaint(proto: ModelProto) -> str:
+    """The first line of what the checker says against a model; empty if it takes it."""
     try:
         onnx.checker.check_model(proto, full_check=True)
-    except Exception as refused:
-        pytest.skip(f"ONNX's checker refuses the sample itself: {str(refused).splitlines()[0]}")
-    again = ModelProto.FromString(tilewright.to_bytes(tilewright.load(proto, log=DiagnosticLog())))
-    onnx.checker.check_model(again, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as refused:
+        return str(refused).splitlines()[0]
+    return ""
 
 
 @pytest.mark.parametrize("opset", [13, 18, 28])

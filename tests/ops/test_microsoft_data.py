@@ -105,12 +105,13 @@ def test_relative_position_bias() -> None:
 # ---- weights of a few bits -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize("points", ["none", "packed", "floating"])
+# ONNX Runtime has no kernel for floating-point zero points of 8-bit weights.
+@pytest.mark.parametrize(
+    ("bits", "points"),
+    [(bits, points) for bits in (2, 4, 8) for points in ("none", "packed", "floating")][:-1],
+)
 @pytest.mark.parametrize(("columns", "size"), [(32, 16), (64, 32), (40, 16)])
 def test_matmul_n_bits(bits: int, points: str, columns: int, size: int) -> None:
-    if (bits, points) == (8, "floating"):
-        pytest.skip("ONNX Runtime has no kernel for it")
     rows, blocks = 6, -(-columns // size)
     weight = RANDOM.integers(0, 256, (rows, blocks, size * bits // 8)).astype(np.uint8)
     scales = RANDOM.uniform(0.1, 1, (rows, blocks)).astype(F32)
