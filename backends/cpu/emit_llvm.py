@@ -27,14 +27,17 @@ _FLOATS = {"f16": "half", "bf16": "i16", "f32": "float", "f64": "double"}
 SUFFIXES = {"half": "f16", "float": "f32", "double": "f64"}
 
 
-def emit_module(module: Module, machine: Machine) -> str:
-    """The LLVM IR of `module` for `machine`: the main function has external linkage, the others are its own."""
+def emit_module(module: Module, machine: Machine, entry: str = "") -> str:
+    """The LLVM IR of `module` for `machine`: what may be called from outside is the main function and its entry point.
+
+    With a name for the entry point, only that may be, so modules with equal names can be loaded together.
+    """
     # These register what they emit; they build on this module, so they come in when it is complete.
     from . import emit_loops, emit_scalars  # noqa: F401
 
-    emitter = _Emitter(module, machine)
+    emitter = _Emitter(module, machine, is_hidden=bool(entry))
     bodies = [FunctionEmitter(emitter, function).text() for function in module.all_functions()]
-    bodies.append(_entry(module.main))
+    bodies.append(_entry(module.main, entry or f"{module.main.key.name}_entry"))
     return "\n".join([*bodies, *sorted(emitter.declarations), *_ATTRIBUTES, ""])
 
 
@@ -48,8 +51,8 @@ _ATTRIBUTES = (
 WORK = ("begin", "end", "thread")
 
 
-def _entry(function: Function) -> str:
-    """What a program calls: `NAME_entry(arguments, bases, begin, end, thread)`.
+def _entry(function: Function, entry: str) -> str:
+    """What a program calls: `ENTRY(arguments, bases, begin, end, thread)`.
 
     `arguments` is a table of i64: for a buffer the number of its base in `bases` and an offset in bytes, for a scalar
     the number itself.
@@ -74,9 +77,8 @@ def _entry(function: Function) -> str:
         else:
             given.append(f"i64 {word(place)}")
             place += 1
-    name = function.key.name
-    head = f"define void @{name}_entry(ptr %arguments, ptr %bases, i64 %begin, i64 %end, i64 %thread) #0"
-    call = f"  call void @{name}({', '.join(given)})"
+    head = f"define void @{entry}(ptr %arguments, ptr %bases, i64 %begin, i64 %end, i64 %thread) #0"
+    call = f"  call void @{function.key.name}({', '.join(given)})"
     return "\n".join([f"{head} {{", *lines, call, "  ret void", "}", ""])
 
 
@@ -119,8 +121,9 @@ def literal(value: Any, dtype: DType) -> str:
 
 
 class _Emitter:
-    def __init__(self, module: Module, machine: Machine) -> None:
+    def __init__(self, module: Module, machine: Machine, is_hidden: bool) -> None:
         self.module = module
+        self.is_hidden = is_hidden
         self.machine = machine
         self.declarations: set[str] = set()
 
@@ -151,7 +154,8 @@ class FunctionEmitter:
         if len(returned) > 1 - is_main:
             raise UsageError("cpu/function", f"@{function.key} returns {len(returned)} values: main none, others one")
         result = llvm_type(function.block.returned[0].type) if returned else "void"
-        head = f"define {'' if is_main else 'internal '}{result} @{function.key.name}({parameters})"
+        linkage = "" if is_main and not self.emitter.is_hidden else "internal "
+        head = f"define {linkage}{result} @{function.key.name}({parameters})"
         body = "\n".join([*self.allocations, *self.lines, f"  ret {' '.join([result, *returned])}"])
         return f"{head} #{0 if is_main else 1} {{\nentry:\n{body}\n}}\n"
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...graph.module import Module
+from . import compile_worker
 from .emit_llvm import emit_module
 from .machine import Machine
 
@@ -22,36 +23,7 @@ def _llvm() -> Any:
 
 
 def target_machine(machine: Machine) -> Any:
-    llvm = _llvm()
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    target = llvm.Target.from_triple(machine.triple)
-    return target.create_target_machine(
-        cpu=machine.cpu, features=machine.features, opt=3, reloc="pic", codemodel="small", jit=True
-    )
-
-
-# Loops are vectorized and unrolled, and functions cut, where they are built. What is left to do before code generation
-# is to simplify addresses; LLVM's own list for -O3 gave no faster code, in three times the time.
-_PASSES = (
-    "sroa", "instruction_combine", "simplify_cfg", "loop_simplify", "loop_rotate", "new_gvn", "instruction_combine",
-    "dead_code_elimination", "simplify_cfg",
-)  # fmt: skip
-
-
-def optimized(text: str, machine: Machine) -> tuple[Any, Any]:
-    """The optimized LLVM module of IR `text`, and the target machine it is meant for."""
-    llvm, target = _llvm(), target_machine(machine)
-    module = llvm.parse_assembly(text)
-    module.triple = machine.triple
-    module.data_layout = str(target.target_data)
-    module.verify()
-    builder = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=0))
-    passes = llvm.create_new_module_pass_manager()
-    for name in _PASSES:
-        getattr(passes, f"add_{name}_pass")()
-    passes.run(module, builder)
-    return module, target
+    return compile_worker.target_machine(machine.triple, machine.cpu, machine.features)
 
 
 def object_code(module: Module, machine: Machine) -> bytes:
@@ -62,14 +34,14 @@ def object_code(module: Module, machine: Machine) -> bytes:
 def object_code_of_text(text: str, machine: Machine) -> bytes:
     """Machine code of LLVM IR."""
     with _lock:
-        compiled, target = optimized(text, machine)
-        return bytes(target.emit_object(compiled))
+        return compile_worker.compiled(text, machine.triple, machine.cpu, machine.features)
 
 
 def assembly(module: Module, machine: Machine) -> str:
     """The machine code as text, for people."""
     with _lock:
-        compiled, target = optimized(emit_module(module, machine), machine)
+        text = emit_module(module, machine)
+        compiled, target = compile_worker.optimized(text, machine.triple, machine.cpu, machine.features)
         return str(target.emit_assembly(compiled))
 
 

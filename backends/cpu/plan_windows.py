@@ -17,6 +17,15 @@ from ...graph.kernel.scalar_emitter import ScalarEmitter, computed_in
 from ...graph.kernel.strided import Shape, Strided
 from ...graph.ops.pooling_numeric import pads_of
 from .kernels.conv import Conv, build_conv, choose_conv_tiling, conv_arguments, conv_blocks, conv_units, packed_filters
+from .kernels.depthwise import (
+    Depthwise,
+    build_depthwise,
+    choose_depthwise_tiling,
+    depthwise_arguments,
+    depthwise_blocks,
+    depthwise_units,
+    packed_taps,
+)
 from .kernels.image import ImageEpilogue, ImageOperand, Layout, Window
 from .plan_gemm import Product, multiply
 from .plan_map import emit
@@ -122,7 +131,10 @@ def plan_conv(planner: Planner, op: Operation) -> None:
     if geometry.is_pointwise and groups == 1 and not is_planar and as_matrix(planner, op, x, y, extras, weight):
         return
     static = planner.is_static(op.result) and planner.is_static(source)
-    convolve(planner, op, geometry, x, y, extras, static)
+    if groups > 1 and channels == 1 and groups == y.shape[1]:
+        convolve_depthwise(planner, op, geometry, x, y, extras, static)
+    else:
+        convolve(planner, op, geometry, x, y, extras, static)
 
 
 def readable(planner: Planner, view: View) -> View:
@@ -174,35 +186,65 @@ def convolve(
 ) -> None:
     """Call the convolution of views."""
     groups, weight = int(op.attr("group")), op.operand_values[1]
-    places = _three(y.shape[2:])
-    operands = tuple(
-        ImageOperand(f"e{index}", view.dtype, _layout(view, static)) for index, view in enumerate(extras)
-    )
-    spatial = [number if static else None for number in places]
+    places, machine = _three(y.shape[2:]), planner.machine
+    planes, rows, pixels = _places(places, static)
     conv = Conv(
-        geometry.window, x.shape[1] // groups, y.shape[1] // groups, y.dtype, groups,
-        places[0] if static or places[0] == 1 else None, spatial[1], spatial[2],
-        _layout(x, static), _layout(y, static), _epilogue(op, operands),
+        geometry.window, x.shape[1] // groups, y.shape[1] // groups, y.dtype, groups, planes, rows, pixels,
+        _layout(x, static), _layout(y, static), _epilogue(op, extras, static),
     )  # fmt: skip
-    machine = planner.machine
     tiling = choose_conv_tiling(conv, machine)
-    block = epilogue_of(op)
-    key = ("conv", _without_body(conv), tiling, None if block is None else signature(block))
+    key = ("conv", _without_body(conv), tiling, _signature(op))
     name = f"conv_{'x'.join(map(str, geometry.kernel))}_{conv.channels}_{conv.outputs}"
     compiled = planner.library.get(key, lambda name: build_conv(name, conv, tiling), name)
     filters = _packed(planner, weight, conv, tiling)
     blocks = conv_blocks(conv, tiling, machine, places[1], places[2], planner.threads)
-    given: dict[str, Argument] = {
-        "images": y.shape[0], "planes": places[0], "rows": places[1], "pixels": places[2], "blocks": blocks,
-    }  # fmt: skip
-    start = -sum(before * stride for before, stride in zip(geometry.before, x.strides[2:], strict=True))
-    given |= {"x": planner.buffer(x, start), "w": planner.buffer(filters), "y": planner.buffer(y)}
-    for name_, view in (("x", x), ("y", y), *((f"e{index}", view) for index, view in enumerate(extras))):
-        given.setdefault(name_, planner.buffer(view))
-        given |= {f"{name_}_{dim}": stride for dim, stride in zip(_DIMS, _strides(view), strict=True)}
+    given = _arguments(planner, geometry, x, y, extras) | {"w": planner.buffer(filters), "blocks": blocks}
     arguments = [given[each] for each in conv_arguments(conv) if each not in ("begin", "end", "thread")]
     units = conv_units(conv, tiling, y.shape[0], places[0], blocks) if y.layout.size else 0
     planner.call(compiled, arguments, units, 2.0 * y.layout.size * conv.depth)
+
+
+def convolve_depthwise(
+    planner: Planner, op: Operation, geometry: Geometry, x: View, y: View, extras: Sequence[View], static: bool
+) -> None:
+    """Call the convolution of each channel with its own filter."""
+    places, machine, weight = _three(y.shape[2:]), planner.machine, op.operand_values[1]
+    planes, rows, pixels = _places(places, static)
+    kernel = Depthwise(
+        geometry.window, y.shape[1], y.dtype, planes, rows, pixels, _layout(x, static), _layout(y, static),
+        _epilogue(op, extras, static),
+    )  # fmt: skip
+    tiling = choose_depthwise_tiling(kernel, machine)
+    key = ("depthwise", _without_body(kernel), tiling, _signature(op))
+    name = f"depthwise_{'x'.join(map(str, geometry.kernel))}_{kernel.channels}"
+    compiled = planner.library.get(key, lambda name: build_depthwise(name, kernel, tiling), name)
+    packed = ("taps", weight, kernel.window, tiling)
+    if packed not in planner.shared.packed:
+        planner.shared.packed[packed] = packed_taps(planner.known(weight), kernel, tiling)
+    taps = planner.constant(planner.shared.packed[packed], computed_in(kernel.dtype))
+    blocks = depthwise_blocks(kernel, tiling, machine, places[1], places[2], planner.threads)
+    given = _arguments(planner, geometry, x, y, extras) | {"w": planner.buffer(taps)}
+    given |= {"row_blocks": blocks.rows, "channel_blocks": blocks.channels}
+    arguments = [given[each] for each in depthwise_arguments(kernel) if each not in ("begin", "end", "thread")]
+    units = depthwise_units(y.shape[0], places[0], blocks) if y.layout.size else 0
+    planner.call(compiled, arguments, units, 2.0 * y.layout.size * kernel.window.taps)
+
+
+def _arguments(planner: Planner, geometry: Geometry, x: View, y: View, extras: Sequence[View]) -> dict[str, Argument]:
+    """Buffers, extents and strides by name; x begins at the first tap of the first output."""
+    planes, rows, pixels = _three(y.shape[2:])
+    start = -sum(before * stride for before, stride in zip(geometry.before, x.strides[2:], strict=True))
+    given: dict[str, Argument] = {"images": y.shape[0], "planes": planes, "rows": rows, "pixels": pixels}
+    for name, view in (("x", x), ("y", y), *((f"e{index}", view) for index, view in enumerate(extras))):
+        given[name] = planner.buffer(view, start if name == "x" else 0)
+        given |= {f"{name}_{dim}": stride for dim, stride in zip(_DIMS, _strides(view), strict=True)}
+    return given
+
+
+def _places(places: Sequence[int], static: bool) -> list[int | None]:
+    """Extents as numbers where they are known; one plane always is."""
+    planes, rows, pixels = (number if static else None for number in places)
+    return [places[0] if places[0] == 1 else planes, rows, pixels]
 
 
 def _three(spatial: Sequence[int]) -> tuple[int, int, int]:
@@ -226,7 +268,7 @@ def _layout(view: View, static: bool) -> Layout:
     return Layout(None if image else 0, size(plane), size(row), size(pixel), channel if channel in (0, 1) else size(channel))
 
 
-def _epilogue(op: Operation, operands: tuple[ImageOperand, ...]) -> ImageEpilogue:
+def _epilogue(op: Operation, extras: Sequence[View], static: bool) -> ImageEpilogue:
     block = epilogue_of(op)
     if block is None:
         return ImageEpilogue()
@@ -235,11 +277,18 @@ def _epilogue(op: Operation, operands: tuple[ImageOperand, ...]) -> ImageEpilogu
         [result] = interpret(block, ScalarEmitter(b), [total, *given])
         return result
 
+    operands = tuple(ImageOperand(f"e{index}", view.dtype, _layout(view, static)) for index, view in enumerate(extras))
     return ImageEpilogue(operands, body)
 
 
-def _without_body(conv: Conv) -> Conv:
-    return replace(conv, epilogue=ImageEpilogue(conv.epilogue.operands))
+def _signature(op: Operation) -> str | None:
+    block = epilogue_of(op)
+    return None if block is None else signature(block)
+
+
+def _without_body(kernel: Any) -> Any:
+    """The kernel without a function that differs each time it is made."""
+    return replace(kernel, epilogue=ImageEpilogue(kernel.epilogue.operands))
 
 
 def _packed(planner: Planner, weight: Value, conv: Conv, tiling: Any) -> View:

@@ -24,7 +24,7 @@ Lowering: TypeAlias = "Callable[[Operation, KernelBuilder], Sequence[Value] | No
 
 _Function = TypeVar("_Function", bound="Callable[..., object]")
 _rules: dict[tuple[str, str], Lowering] = {}
-_FAMILIES = ("elementwise", "matmul", "movement", "convolution", "normalization", "reduction")
+_FAMILIES = ("attention", "elementwise", "matmul", "movement", "convolution", "normalization", "reduction")
 _loaded: list[str] = []
 
 

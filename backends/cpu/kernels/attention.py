@@ -23,7 +23,7 @@ from typing import Any
 
 from ....graph import types
 from ....graph.core import Value
-from ....graph.dtypes import DType, bool_, i64, u8
+from ....graph.dtypes import DType, bool_, i32, i64, u8
 from ....graph.kernel import vector_math
 from ....graph.kernel.loop_builder import LoopBuilder, Operand
 from ....graph.module import Module
@@ -34,7 +34,11 @@ from .strided import Size, Strided, argument_names
 from .tile import Target, Tile
 
 # Keys of a block, at most: their scores fill half of the first-level cache.
-_KEYS = 140
+_KEYS = 132
+# Keys of a tile where their number is not known: few enough that a last tile which begins earlier costs little.
+_TILE_KEYS = 11
+# Rows of v are asked for so many keys before they are read: often each is in a page of its own.
+_AHEAD = 8
 # Up to so many queries are done one by one.
 _FEW = 3
 
@@ -251,6 +255,7 @@ class _AttentionBuilder(AttentionBase):
             first = b.mul(b.rem(unit, blocks), shape.columns)
             rows = b.min(b.sub(queries, first), shape.columns)
             head = b.div(unit, blocks)
+            self.ask(head, first, b.rem(unit, blocks))
             few = b.le(rows, shape.lanes)
             b.branch(
                 few if shape.vectors > 1 else True,
@@ -281,6 +286,33 @@ class _AttentionBuilder(AttentionBase):
             state.yields(self.weigh(views, first, key, count, greatest, total))
             self.add_values(views["v"], key, count, vectors)
         self.store_result(views["y"], rows, state.results[vectors:])
+
+    def ask(self, head: Operand, first: Operand, block: Operand) -> None:
+        """Find out where the next unit reads and this one writes; `fetch` then asks for a part of it at each key."""
+        b, kernel = self.b, self.kernel
+        following = b.add(head, 1)
+        shared = b.div(b.rem(following, self.size("heads")), kernel.repeats)
+        line = b.mul(b.rem(block, 4), 512 // kernel.dtype.bits)
+        self.asked: dict[str, Operand] = {}
+        for name in "kv":
+            place = b.mul(b.div(following, self.size("heads")), self.size(f"{name}_batch"))
+            self.asked[name] = b.add(b.add(place, b.mul(shared, self.size(f"{name}_head"))), line)
+        own = b.rem(head, self.size("heads"))
+        for name, row in (("q", b.add(first, self.shape.columns)), ("y", first)):
+            place = b.mul(b.div(head, self.size("heads")), self.size(f"{name}_batch"))
+            place = b.add(place, b.mul(own, self.size(f"{name}_head")))
+            self.asked[name] = b.add(place, b.mul(row, self.size(f"{name}_row")))
+
+    def fetch(self, key: Operand, columns: int) -> None:
+        """Rows of a head lie far apart, which the processor does not foresee: at each key, ask for a line of k and v of
+        the next head, and of the queries and results of a block."""
+        b = self.b
+        row, line = b.and_(key, columns - 1), b.mul(b.and_(b.div(key, columns), 3), 512 // self.kernel.dtype.bits)
+        for name in "kv":
+            b.prefetch(b[name], b.add(self.asked[name], b.mul(key, self.size(f"{name}_row"))), 2)
+        for name in "qy":
+            place = b.add(self.asked[name], b.mul(row, self.size(f"{name}_row")))
+            b.prefetch(b[name], b.add(place, line), 2)
 
     def keys_of_block(self) -> Operand:
         """All keys shared out evenly among blocks."""
@@ -317,7 +349,7 @@ class _AttentionBuilder(AttentionBase):
             self.tiles(count, tile, self.heights_of_keys(self.kernel.keys))
             return
         # One height for any number: the last tile begins earlier, and sums up some scores again.
-        rows = self.shape.rows
+        rows = min(self.shape.rows, _TILE_KEYS)
 
         def full() -> None:
             with b.loop(0, count, rows) as first:
@@ -361,7 +393,12 @@ class _AttentionBuilder(AttentionBase):
                 for v in range(vectors)
             ]
             places = [b.mul(i, element) for i in range(rows)]
-            sums = tile.accumulate(b, sums, b["count"], b["left"], places, row, b["strip"], 2)
+
+            def ahead(key: Operand) -> None:
+                for part in range(2):
+                    b.prefetch(b["left"], b.mul(b.add(key, _AHEAD + part), row))
+
+            sums = tile.accumulate(b, sums, b["count"], b["left"], places, row, b["strip"], 2, ahead)
             tile.finish(b, sums, Target(b["target"], [i * tile.columns for i in range(rows)], tile.columns))
 
         more: dict[str, types.Type] = {"count": types.scalar(i64), "correction": types.buffer(self.kernel.dtype)}
@@ -433,18 +470,31 @@ class _AttentionBuilder(AttentionBase):
         """Scores become weights; the greatest score and the sum of weights so far."""
         b, lanes = self.b, self.shape.lanes
         vectors = len(greatest)
-        changed = bool(self.kernel.softcap or self.kernel.mask or self.kernel.causal)
-        with b.loop(0, count, 1, greatest) as state:
-            following = []
-            for v in range(vectors):
-                place = b.add(b.mul(state.index, vectors * lanes), v * lanes)
-                score = b.load(self.scores, place, lanes)
-                if changed:
-                    score = self.adjusted(score, views, first, key, state.index, v, place)
-                    b.store(score, self.scores, place)
-                following.append(self.greatest(state[v], score))
-            state.yields(following)
-        base = [self.finite_base(value) for value in state.results]
+        kernel = self.kernel
+
+        def part(begin: Operand, end: Operand, so_far: Sequence[Value], causal: bool) -> list[Value]:
+            """The scores of some keys, adjusted, and the greatest so far."""
+            with b.loop(begin, end, 1, so_far) as state:
+                following = []
+                self.fetch(b.add(key, state.index), vectors * lanes)
+                for v in range(vectors):
+                    place = b.add(b.mul(state.index, vectors * lanes), v * lanes)
+                    score = b.load(self.scores, place, lanes)
+                    if kernel.softcap or kernel.mask or causal:
+                        score = self.adjusted(score, views, first, key, state.index, v, place, causal)
+                        b.store(score, self.scores, place)
+                    following.append(self.greatest(state[v], score))
+                state.yields(following)
+            return list(state.results)
+
+        if kernel.causal:
+            # The keys that all queries of the block see come first.
+            seen = b.add(b.sub(b.add(first, self.size("offset")), key), 1)
+            seen = b.min(b.max(seen, 0), count)
+            highest = part(seen, count, part(0, seen, greatest, False), True)
+        else:
+            highest = part(0, count, greatest, False)
+        base = [self.finite_base(value) for value in highest]
         for v in range(vectors):
             correction = exp_of_negative(b, b.sub(greatest[v], base[v]))
             b.store(correction, self.correction, v * lanes)
@@ -452,11 +502,12 @@ class _AttentionBuilder(AttentionBase):
         corrected = [
             b.fma(total[v], b.load(self.correction, v * lanes, lanes), sums[v]) for v in range(vectors)
         ]  # fmt: skip
-        return [*state.results, *corrected]
+        return [*highest, *corrected]
 
     def adjusted(
-        self, score: Value, views: dict[str, Value], first: Operand, key: Operand, index: Value, v: int, place: Operand
-    ) -> Value:
+        self, score: Value, views: dict[str, Value], first: Operand, key: Operand, index: Value, v: int, place: Operand,
+        causal: bool,
+    ) -> Value:  # fmt: skip
         """A vector of scores of the key `key + index` with cap and masks applied."""
         b, kernel, lanes = self.b, self.kernel, self.shape.lanes
         score = self.capped(score)
@@ -467,9 +518,9 @@ class _AttentionBuilder(AttentionBase):
                 at = b.mul(b.add(key, index), self.size("mask_element"))
                 mask = b.broadcast(b.load(views["mask"], at), lanes)
             score = self.masked(score, mask)
-        if kernel.causal:
-            last = b.add(b.iota(lanes), b.add(b.add(first, v * lanes), self.size("offset")))
-            score = b.select(b.le(b.add(key, index), last), score, -math.inf)
+        if causal:
+            least = b.sub(b.add(key, index), b.add(b.add(first, v * lanes), self.size("offset")))
+            score = b.select(b.le(b.cast(least, i32), b.cast(b.iota(lanes), i32)), score, -math.inf)
         return score
 
     def exponentials(self, count: Operand, base: Sequence[Value]) -> list[Value]:

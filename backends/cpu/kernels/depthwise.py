@@ -41,6 +41,7 @@ from .image import (
     share,
     tile_strides,
 )
+from .pack import on_cache_lines
 from .tile import Epilogue, EpilogueOperand, Given, Size, Target, Tile, epilogue_body
 
 UNROLLED = 64
@@ -148,10 +149,12 @@ def depthwise_units(images: int, planes: int, blocks: Blocks) -> int:
 def packed_taps(w: np.ndarray, kernel: Depthwise, tiling: DepthwiseTiling) -> np.ndarray:
     """Filters [channels, 1, *kernel] as [taps, channels], whose channels are filled up with zeros to whole vectors;
     flat."""
-    taps = w.reshape(kernel.channels, kernel.window.taps).T
-    padded = np.zeros((kernel.window.taps, _padded(kernel, tiling)), computed_in(kernel.dtype).numpy)
-    padded[:, : kernel.channels] = taps
-    return padded.reshape(-1)
+    taps, channels = kernel.window.taps, _padded(kernel, tiling)
+    packed = on_cache_lines(taps * channels, np.dtype(computed_in(kernel.dtype).numpy))
+    padded = packed.reshape(taps, channels)
+    padded[...] = 0
+    padded[:, : kernel.channels] = w.reshape(kernel.channels, taps).T
+    return packed
 
 
 def _padded(kernel: Depthwise, tiling: DepthwiseTiling) -> int:
@@ -262,6 +265,13 @@ class _DepthwiseBuilder:
     def vector(self, tile: _Tile, channel: Operand, count: Operand) -> None:
         """A vector of channels, of which `count` are there."""
         b = tile.b
+        import os
+        if int(os.environ.get("PF","0")) and count == self.tiling.lanes:
+            w = self.kernel.window
+            first = (w.kernel[1]-1)*w.dilations[1] + 1 + (tile.rows-1)*w.strides[1]
+            for r in range(tile.rows*w.strides[1]):
+                for p in range(tile.pixels*w.strides[2]):
+                    b.prefetch(b["x"], b.add(channel, tile.n.offset("x", row=first + r, pixel=p)), level=int(os.environ["PF"]))
         sums = tile.sums(channel, count, self.tap)
         given = [
             Given(b.view(each.buffer, b.mul(channel, each.column)), each.places, each.column)

@@ -139,12 +139,12 @@ def packed_panels(matrix: np.ndarray, columns: int) -> np.ndarray:
     padded = np.zeros((*batch, k, panels * columns), matrix.dtype)
     padded[..., :n] = matrix
     split = np.moveaxis(padded.reshape(*batch, k, panels, columns), -3, -2)
-    packed = _on_cache_lines(split.size, matrix.dtype)
+    packed = on_cache_lines(split.size, matrix.dtype)
     packed.reshape(split.shape)[...] = split
     return packed
 
 
-def _on_cache_lines(count: int, dtype: np.dtype) -> np.ndarray:
+def on_cache_lines(count: int, dtype: np.dtype) -> np.ndarray:
     """An array that begins at a cache line, so that no vector of a panel lies in two; numpy's own begin anywhere."""
     memory = np.empty(count * dtype.itemsize + 64, np.uint8)
     start = -memory.ctypes.data % 64

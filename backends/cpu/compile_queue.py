@@ -1,0 +1,147 @@
+"""Compiling many kernels at once: a queue that processes and the caller work off together."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import compile_worker
+from .jit import object_code_of_text
+from .machine import Machine, usable_cores
+
+# Starting a process takes about as long as compiling so many kernels.
+WORTH_A_PROCESS = 3
+MAX_PROCESSES = 15
+
+
+@dataclass
+class Task:
+    """LLVM IR to compile; `code` is there when `done` is set, unless it is in `error` what went wrong."""
+
+    text: str
+    code: bytes = b""
+    error: BaseException | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class CompileQueue:
+    """Compiles for `machine`. Processes are started when enough is waiting, and end when `finish` is through."""
+
+    def __init__(self, machine: Machine, processes: int | None = None) -> None:
+        self.machine = machine
+        self.processes = min(usable_cores() - 1, MAX_PROCESSES) if processes is None else processes
+        self._waiting: deque[Task] = deque()
+        self._feeders: list[threading.Thread] = []
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def submit(self, text: str) -> Task:
+        """Ask for the code of `text`; `finish` makes sure it is there."""
+        task = Task(text)
+        with self._changed:
+            self._waiting.append(task)
+            self._changed.notify()
+            if not self._feeders and len(self._waiting) >= WORTH_A_PROCESS:
+                self._start()
+        return task
+
+    def finish(self, tasks: list[Task]) -> None:
+        """Compile until all `tasks` are done, in this thread too. Raises what went wrong with one of them."""
+        while (task := self._next(wait=False)) is not None:
+            self._compile_here(task)
+        for task in tasks:
+            task.done.wait()
+        self.close()
+        for task in tasks:
+            if task.error is not None:
+                raise task.error
+
+    def close(self) -> None:
+        """Let the processes end, and wait for them."""
+        with self._changed:
+            feeders, self._feeders = self._feeders, []
+            self._closed = True
+            self._changed.notify_all()
+        for feeder in feeders:
+            feeder.join()
+        self._closed = False
+
+    def _start(self) -> None:
+        if not sys.executable or getattr(sys, "frozen", False):
+            return  # no interpreter that could be started
+        for _ in range(self.processes):
+            feeder = threading.Thread(target=self._feed, daemon=True, name="tilewright-compile")
+            self._feeders.append(feeder)
+            feeder.start()
+
+    def _next(self, wait: bool) -> Task | None:
+        with self._changed:
+            while wait and not self._waiting and not self._closed:
+                self._changed.wait()
+            return self._waiting.popleft() if self._waiting else None
+
+    def _compile_here(self, task: Task) -> None:
+        try:
+            task.code = object_code_of_text(task.text, self.machine)
+        except Exception as error:
+            task.error = error
+        finally:
+            task.done.set()
+
+    def _feed(self) -> None:
+        """Give tasks to a process of this thread's own. Whatever happens to it, a task that it has is done here."""
+        process = _started()
+        target = "\n".join((self.machine.triple, self.machine.cpu, self.machine.features))
+        while (task := self._next(wait=True)) is not None:
+            answer = None if process is None else _asked(process, f"{target}\n\n{task.text}".encode())
+            if not answer:
+                _ended(process)
+                process = None
+                self._compile_here(task)
+                continue
+            if answer[0]:
+                task.code = answer[1:]
+            else:
+                task.error = RuntimeError(f"LLVM: {answer[1:].decode(errors='replace')}")
+            task.done.set()
+        _ended(process)
+
+
+def _started() -> subprocess.Popen[bytes] | None:
+    import llvmlite
+
+    script, library = Path(compile_worker.__file__), Path(llvmlite.__file__).parent.parent
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(script), str(library)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+    except OSError:
+        return None
+
+
+def _asked(process: subprocess.Popen[bytes], task: bytes) -> bytes | None:
+    """The process's answer; None if it has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        compile_worker.send(process.stdin, task)  # type: ignore[arg-type]
+        return compile_worker.receive(process.stdout)  # type: ignore[arg-type]
+    except OSError:
+        return None
+
+
+def _ended(process: subprocess.Popen[bytes] | None) -> None:
+    """Close a process's input, whereupon it ends."""
+    if process is None:
+        return
+    for stream in (process.stdin, process.stdout):
+        assert stream is not None
+        with contextlib.suppress(OSError):
+            stream.close()
+    process.wait()
