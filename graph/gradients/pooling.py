@@ -68,10 +68,11 @@ def window_sums(op: Operation, b: GradientBuilder, x: Value) -> Value:
             x = b.pad(x, same_pads(op, b, x, window))
         else:
             before, after = pads_of(window, known)
-    elif window.ceil_mode:
-        # A last window that reaches beyond the pads finds zeros there.
+    else:
+        # A last window that reaches beyond the pads, or the only one, finds zeros there.
+        unknown = [stride - 1 if window.ceil_mode else 0 for stride in window.strides]
         after = [
-            pad + window.strides[axis] - 1 if not isinstance(size, int) else pad + _reach(window, axis, size)
+            pad + (_reach(window, axis, size) if isinstance(size, int) else unknown[axis])
             for axis, (pad, size) in enumerate(zip(after, spatial, strict=True))
         ]
     head = b.create("shape", [x], {"end": 2}).result
@@ -103,7 +104,8 @@ def average(op: Operation, b: GradientBuilder) -> Sequence[Value]:
     total = window_sums(op, b, x)
     whole = int(np.prod([number(size) for size in window.kernel]))
     padded = any((*window.before, *window.after)) or window.auto_pad.startswith("SAME")
-    if not padded and not window.ceil_mode:
+    is_cut = any(isinstance(size, int) and _reach(window, axis, size) for axis, size in enumerate(sizes))
+    if not padded and not window.ceil_mode and not is_cut:
         return [b.mul(total, 1 / whole)]
     if all(isinstance(size, int) for size in sizes):
         ones = np.ones((1, 1, *[number(size) for size in sizes]), np.float64)

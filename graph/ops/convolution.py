@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import dtypes, types
-from ..dims import Dim, ceildiv, dim_min, product
+from ..dims import Dim, bounds, ceildiv, dim_max, dim_min, product
 from ..opdef import OpDefinition, Trait, op
 from ..types import Type
 from .common import (
@@ -31,6 +31,7 @@ from .common import (
 from .conv_numeric import conv, conv_transpose
 from .numeric import reduce_max, reduce_mean
 from .pooling_numeric import average_pool, lp_norm, lp_pool, max_pool
+from .values import is_non_negative, is_positive
 
 if TYPE_CHECKING:
     from ..core import Operation
@@ -40,7 +41,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Window:
-    """Kernel size, stride, dilation and padding per spatial dim; `auto_pad` as in ONNX."""
+    """Kernel size, stride, dilation and padding per spatial dim; `auto_pad` as in ONNX.
+
+    `is_cut`: a window larger than the padded dim, by less than the stride, is cut to it, as pools do it. The standard
+    rounds (size + pads - span) / stride down, which gives -1 and so no place; ONNX Runtime's pools and ONNX's own type
+    inference round towards 0, which gives one place, and ONNX Runtime computes it over the elements that there are.
+    (onnx.reference gives no element then. Convolutions of ONNX Runtime refuse such an operand.)
+    """
 
     kernel: tuple[Dim, ...]
     strides: tuple[int, ...]
@@ -49,6 +56,7 @@ class Window:
     after: tuple[int, ...]
     auto_pad: str
     ceil_mode: bool
+    is_cut: bool = False
 
     @classmethod
     def of(cls, op: Operation, kernel: Sequence[Dim]) -> Window:
@@ -64,7 +72,8 @@ class Window:
                 "shape/window",
                 f"{op.name} has {rank} spatial dims, but strides={strides}, dilations={dilations}, pads={pads}",
             )
-        return cls(tuple(kernel), strides, dilations, pads[:rank], pads[rank:], auto_pad, bool(op.attr("ceil_mode", 0)))
+        ceil_mode, is_cut = bool(op.attr("ceil_mode", 0)), Trait.REDUCTION in op.definition.traits
+        return cls(tuple(kernel), strides, dilations, pads[:rank], pads[rank:], auto_pad, ceil_mode, is_cut)
 
     def span(self, axis: int) -> Dim:
         """Elements from the first to the last that the window touches."""
@@ -77,7 +86,12 @@ class Window:
             return ceildiv(size, stride)
         room = size + before + after - self.span(axis)
         if not self.ceil_mode:
-            return room // stride + 1
+            # ONNX Runtime's pools take no dims of 0.
+            least = max(bounds(size)[0] or 0, 1) + room - size
+            if not self.is_cut or stride == 1 or is_non_negative(least):
+                return room // stride + 1
+            one = 1 if is_positive(least + stride) else dim_min(ceildiv(room, stride) + 1, 1)
+            return dim_max(room // stride + 1, one)
         count = ceildiv(room, stride) + 1
         # A window that would start in the padding after the end is left out; it cannot if the window is wide.
         starts = ceildiv(size + before, stride)

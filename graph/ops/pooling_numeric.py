@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..diagnostics import ExecutionError
 from .numeric import summable
 
 if TYPE_CHECKING:
@@ -63,7 +64,13 @@ def _windows(
     already, `of` then gives the spatial dims without them."""
     spatial = x.shape[2:] if of is None else tuple(of)
     before, after = pads_of(window, spatial)
+    if 0 in spatial:
+        raise ExecutionError("run/window", f"there are no windows over {list(spatial)}: a pool takes no dims of 0")
     counts = [number(window.positions(axis, size)) for axis, size in enumerate(spatial)]
+    if min(counts, default=1) < 0:
+        raise ExecutionError("run/window", f"a window of {list(window.kernel)} is larger than {list(spatial)}")
+    if 0 in counts:
+        return np.empty((*x.shape[:2], *counts, *map(number, window.kernel)), x.dtype)
     spans, widths = [], []
     for axis, size in enumerate(spatial):
         span, there = number(window.span(axis)), size + before[axis] + after[axis]

@@ -118,6 +118,18 @@ def test_overlapping_windows_add_up() -> None:
     assert found["x_grad"].tolist() == [[[0.0, 2.0, 0.0, 0.0]]]
 
 
+@pytest.mark.parametrize("name", ["max_pool", "average_pool", "lp_pool"])
+def test_a_window_larger_than_the_operand(name: str) -> None:
+    """It is cut to the operand."""
+    outputs = 2 if name == "max_pool" else 1
+
+    def pool(b: Any, x: Any) -> Any:
+        found = getattr(b, name)(x, kernel_shape=[3], strides=[2], **({"outputs": 2} if outputs == 2 else {}))
+        return found[0] if outputs == 2 else found
+
+    compare(pool, {"x": normal(1, 2, 2)}, directions=1, open_dims=(False,))
+
+
 @pytest.mark.parametrize("name", ["global_average_pool", "global_max_pool", "global_lp_pool"])
 def test_global_pools(name: str) -> None:
     compare(lambda b, x: b.create(name, x), {"x": normal(2, 3, 4, 5)})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...diagnostics import ExecutionError
 from ...dims import Dim
-from ...opdef import op
+from ...opdef import Trait, op
 from ..common import TensorOp, require_rank, shape_of, unknown_dims
 from ..convolution import Window
 from .base import MicrosoftOp
@@ -113,6 +113,7 @@ class Conv(Blocked):
 class BlockedPool(Blocked):
     """Of the windows of each channel."""
 
+    traits = frozenset({Trait.REDUCTION})
     attributes: ClassVar[dict[str, Any]] = {"auto_pad": "NOTSET", "ceil_mode": 0}
     required: ClassVar[dict[str, str]] = {"kernel_shape": "ints"}
     optional: ClassVar[dict[str, str]] = {name: kind for name, kind in WINDOW.items() if name != "kernel_shape"}
