@@ -1,10 +1,10 @@
 """LLVM IR to machine code: as a function, and as a process of its own that does it for others.
 
 llvmlite lets one thread at a time into LLVM, so several kernels are compiled at once only in several processes. The
-process needs nothing but the standard library and llvmlite, whose folder is its argument, so it starts fast and whatever
-the calling program is. It reads tasks from standard input and writes results to standard output: a length of 8 bytes and
-so many bytes. A task is the target (triple, cpu, features, one a line), an empty line, and the IR; a result is a byte
-that says whether it went well, and the object file or the error.
+process needs nothing but the standard library and llvmlite, whose folder is its argument, so it starts fast and
+whatever the calling program is. It reads tasks from standard input and writes results to standard output: a length of
+8 bytes and so many bytes. A task is the target (triple, cpu, features, one a line), an empty line, and the IR; a result
+is a byte that says whether it went well, and the object file or the error.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...graph.dtypes import DType
 from ...graph.module import Module
 from .cache import default_cache, key_of
@@ -148,6 +150,8 @@ def _spelled(key: Any) -> str:
     """`key` as a text that no other one has; empty if something in it is not plain data."""
     if key is None or isinstance(key, bool | int | float | str | bytes | Enum):
         return f"{type(key).__name__}:{key!r}"
+    if isinstance(key, np.integer):
+        return f"int:{int(key)}"
     if isinstance(key, DType):
         return f"dtype:{key.name}"
     if isinstance(key, tuple):

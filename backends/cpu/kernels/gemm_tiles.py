@@ -96,7 +96,7 @@ class TileFunctions:
 
         def size(which: str) -> Operand:
             known = getattr(gemm, which)
-            return b[which] if known is None else known  # type: ignore[no-any-return]
+            return b[which] if known is None else known
 
         def places(stride: Operand) -> list[Operand]:
             return [b.mul(row, stride) for row in range(rows)]
