@@ -50,6 +50,25 @@ class MappedFile:
                 found = cls._open[key] = cls(Path(path).resolve(), file)
             return found
 
+    @classmethod
+    def is_open(cls, path: str | os.PathLike[str]) -> bool:
+        """Whether somebody here uses a mapping of the file at `path`."""
+        place = Path(path).resolve()
+        with cls._lock:
+            return any(mapped.path == place for mapped in cls._open.values())
+
+
+def replace_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Rename `source` over `target`. A mapping of the old file stays as it was; a system that does not let go of a
+    mapped file (Windows) gives a PermissionError that says so."""
+    try:
+        os.replace(source, target)
+    except PermissionError as error:
+        if not MappedFile.is_open(target):
+            raise
+        reason = "weights are read from this file, and this system does not let it be replaced; write another file"
+        raise PermissionError(error.errno, reason, os.fspath(target)) from None
+
 
 class TensorData:
     """An immutable constant tensor with a static shape. A subclass has `numpy` and `raw`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import tilewright
 from tilewright.api import interface_passes
 from tilewright.backends.model_source import Model, open_model, stored_bytes
 from tilewright.graph.clone import clone_module
+from tilewright.graph.data import replace_file
 from tilewright.graph.diagnostics import DiagnosticLog, UsageError
 from tilewright.passes.bind_dims import parse_dims, parse_shapes
 from tilewright.passes.optimize import ModelSummary
@@ -322,7 +322,7 @@ def put_into_place(scratch: Path, output: Path) -> None:
     if output.exists():
         shutil.copymode(output, scratch / output.name)
     for path in sorted(scratch.iterdir(), key=lambda path: path.name == output.name):
-        os.replace(path, output.parent / path.name)
+        replace_file(path, output.parent / path.name)
 
 
 def is_special(path: Path) -> bool:

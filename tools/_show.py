@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -130,20 +132,17 @@ def show_diagnostics(found: list[Diagnostic], limit: int = 8) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file all or nothing: under a temporary name first, then renamed."""
-    import os
-    import tempfile
-
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=".tilewright-", delete=False
-    ) as file:
-        try:
+    """Write a file all or nothing: under a temporary name first, then renamed. An OSError names `path`."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        with open(temporary, "x", encoding="utf-8") as file:
             file.write(text)
-            file.close()
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+        os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)  # closed by now: Windows removes no open file
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+        raise
 
 
 class Stopwatch:

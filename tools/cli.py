@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import io
 import os
 import signal
 import sys
@@ -112,6 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_command(command: click.Command, arguments: Sequence[str] | None = None, name: str | None = None) -> int:
     """Run one command and return its exit code; every error a user can cause becomes a message on stderr."""
+    if arguments is None:
+        write_utf8()
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = name or os.path.basename(sys.argv[0]) or command.name
     try:
@@ -140,6 +143,17 @@ def run_command(command: click.Command, arguments: Sequence[str] | None = None, 
         click.echo(message, err=True)
         return BAD_INPUT
     return DONE
+
+
+def write_utf8() -> None:
+    """What goes to a file or pipe is UTF-8, as our own readers take it, whatever the system's usual encoding is.
+
+    A terminal keeps its encoding, as does who asks for one with PYTHONIOENCODING; what that cannot show is escaped.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            keeps = stream.isatty() or "PYTHONIOENCODING" in os.environ
+            stream.reconfigure(encoding=stream.encoding if keeps else "utf-8", errors="backslashreplace")
 
 
 class Ended(BaseException):

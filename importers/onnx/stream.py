@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
+from ...graph.data import replace_file
 from ...graph.diagnostics import ExportError
 from .wire import (
     MARKER_BYTES,
@@ -389,7 +390,7 @@ def _publish(written: Sequence[_NewFile]) -> None:
     """Rename finished files over their targets, the model last; if that fails, restore the old data file."""
     *before, model = written
     if not before:
-        os.replace(model.temporary, model.target)
+        replace_file(model.temporary, model.target)
         return
     data = before[0]
     backup = None
@@ -400,8 +401,8 @@ def _publish(written: Sequence[_NewFile]) -> None:
         except OSError:  # a file system without hard links
             os.replace(data.target, backup)
     try:
-        os.replace(data.temporary, data.target)
-        os.replace(model.temporary, model.target)
+        replace_file(data.temporary, data.target)
+        replace_file(model.temporary, model.target)
     except BaseException:
         if backup is not None:
             os.replace(backup, data.target)
