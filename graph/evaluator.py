@@ -50,6 +50,9 @@ class Plan:
     last: tuple[Value, ...]  # values of this block that live to its end
 
 
+Plans: TypeAlias = dict[tuple[Block, tuple[Value, ...] | None], Plan]
+
+
 def plan(
     block: Block, outputs: Sequence[Value] | None = None, known: dict[Operation, list[Value]] | None = None
 ) -> Plan:
@@ -135,7 +138,7 @@ class Evaluator:
 
     `functions` are the module's local functions. `trace` is called after each operation. `on_result`, if given, is
     called with each value computed, and with the sizes of symbolic dims that were learned so far in its scope.
-    Plans are remembered, so a graph that changes needs a new evaluator.
+    Plans are remembered, in `plans` if it is given, so a graph that changes needs a new evaluator.
     """
 
     def __init__(
@@ -143,11 +146,12 @@ class Evaluator:
         functions: Mapping[FunctionKey, Function] | None = None,
         trace: Trace | None = None,
         on_result: Callable[[Value, Any, dict[Any, int]], None] | None = None,
+        plans: Plans | None = None,
     ) -> None:
         self.functions = functions or {}
         self.trace = trace
         self.on_result = on_result
-        self._plans: dict[Block, Plan] = {}
+        self._plans: Plans = {} if plans is None else plans
         self._captures: dict[Operation, list[Value]] = {}
 
     def run(
@@ -163,7 +167,7 @@ class Evaluator:
         `captured` gives values from outside that the block uses, `dims` known sizes of symbolic dims.
         Raises ExecutionError.
         """
-        chosen = self._plan(block) if outputs is None else plan(block, outputs, self._captures)
+        chosen = self._plan(block, None if outputs is None else tuple(outputs))
         frame = _Frame(chosen, dict(captured or {}), None, dict(dims or {}))
         self._bind(frame, block, arguments)
         with np.errstate(all="ignore"):
@@ -200,10 +204,11 @@ class Evaluator:
             raise
         return answer or []
 
-    def _plan(self, block: Block) -> Plan:
-        found = self._plans.get(block)
+    def _plan(self, block: Block, outputs: tuple[Value, ...] | None = None) -> Plan:
+        key = (block, outputs)
+        found = self._plans.get(key)
         if found is None:
-            found = self._plans[block] = plan(block, None, self._captures)
+            found = self._plans[key] = plan(block, outputs, self._captures)
         return found
 
     def _enter(self, call: Call, caller: _Frame) -> _Frame:

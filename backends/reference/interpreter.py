@@ -15,7 +15,7 @@ import numpy as np
 from ...graph.clone import clone_module
 from ...graph.core import Value
 from ...graph.diagnostics import Diagnostic, UsageError
-from ...graph.evaluator import Evaluator, Trace
+from ...graph.evaluator import Evaluator, Plans, Trace
 from ...graph.module import Module
 from ..executable import Executable
 from .claims import Claims
@@ -37,6 +37,7 @@ class ReferenceExecutable(Executable):
             )
         super().__init__(clone_module(module))
         self.trace = trace
+        self._plans: Plans = {}
 
     def _execute(
         self, arguments: Sequence[Any], dims: Mapping[Any, int], outputs: Sequence[int]
@@ -44,7 +45,7 @@ class ReferenceExecutable(Executable):
         main = self.module.main
         wanted: list[Value] = [main.outputs[index] for index in outputs]
         claims = Claims()
-        evaluator = Evaluator(self.module.functions, self.trace, claims.check)
+        evaluator = Evaluator(self.module.functions, self.trace, claims.check, self._plans)
         results = evaluator.run(main.block, arguments, wanted, dims=dims)
         for index, result in zip(outputs, results, strict=True):
             claims.check_output(self.outputs[index], result)
