@@ -15,11 +15,12 @@ from ....graph.kernel.loop_builder import LoopBuilder
 # log(2) in two parts, the first with so few bits that its multiples are exact.
 _LOG_2 = {f32: (0.693145751953125, 1.42860682030941723212e-6), f64: (0.6931471803691238, 1.9082149292705877e-10)}
 _ROUNDER = {f32: 1.5 * 2**23, f64: 1.5 * 2**52}
-_LEAST = {f32: -104.5, f64: -746.0}
+# Below these exp is no normal number. Processors take a hundred cycles to make a subnormal one.
+_LEAST = {f32: -87.0, f64: -708.0}
 
 
 def exp_of_negative(b: LoopBuilder, x: Value) -> Value:
-    """exp(x) for x <= 0 to 2 units in the last place; 0 of -infinity, NaN of NaN.
+    """exp(x) for x <= 0 to 2 units in the last place, 0 where that is less than about 1e-38 (f64: 1e-307); NaN of NaN.
 
     2^n * p(r) with x = n log(2) + r, p the Taylor-like polynomial of `vector_math.exp` with its first terms in place.
     """
@@ -29,6 +30,7 @@ def exp_of_negative(b: LoopBuilder, x: Value) -> Value:
     def constant(number: float) -> Value:
         return b.constant(float(np.asarray(number, dtype.numpy)), x.type)
 
+    vanishes = b.lt(x, _LEAST[dtype])
     x = b.max(x, _LEAST[dtype])
     rounder = constant(_ROUNDER[dtype])
     n = b.sub(b.fma(x, constant(1 / math.log(2)), rounder), rounder)
@@ -36,4 +38,4 @@ def exp_of_negative(b: LoopBuilder, x: Value) -> Value:
     for part in _LOG_2[dtype]:
         r = b.fma(n, constant(-part), r)
     power = vector_math.polynomial(b, r, (1.0, 1.0, *polynomials.EXP[dtype]))
-    return b.scale(power, n)  # type: ignore[no-any-return]
+    return b.select(vanishes, 0.0, b.scale(power, n))
