@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from .core import AttributeValue, Operation, Value
     from .dims import Dim
     from .gradients.builder import GradientBuilder
-    from .lowerings.builder import KernelBuilder
     from .gradients.rules import Adjoint
     from .infer import InferenceContext, SymbolicArray
+    from .lowerings.builder import KernelBuilder
     from .onnx_schema import Schema
     from .types import Type
 
@@ -241,10 +241,7 @@ class OpDefinition:
         """
         from .lowerings.rules import find_lowering
 
-        rule = find_lowering(self)
-        if rule is None:
-            from .lowerings.elementwise import lower_elementwise as rule
-        return rule(op, builder)
+        return find_lowering(self)(op, builder)
 
     def gradient(
         self, op: Operation, grads: Sequence[Value | None], builder: GradientBuilder

@@ -1,4 +1,4 @@
-"""fuse-kernels: put maps into the kernels before and after them, so that no tensor lies in memory between. Level kernel.
+"""fuse-kernels: put maps into the kernels before and after them, so that no tensor lies between. Level kernel.
 
 A map whose result is read by one other kernel only, element for element, becomes part of that kernel: of another map's
 body, or of the prologue of a reduction or of rows. What is left after a product, a convolution, a pool, a reduction or
@@ -24,7 +24,6 @@ from .base import Pass
 
 if TYPE_CHECKING:
     from ..graph.module import Module
-    from ..graph.rewriter import Rewriter
     from .context import PassContext
 
 # More operands than this make a kernel's addresses take all registers.

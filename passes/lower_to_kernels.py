@@ -78,7 +78,7 @@ def lower(op: Operation, known: set[Value], symbols: FreshSymbols, rewriter: Rew
     assert op.parent is not None
     before = op.previous
     found = op.definition.lower(op, KernelBuilder(op.parent, symbols, op, op.location, rewriter.on_create))
-    values = None if found is None else list(found)
+    values: list[Value | None] | None = None if found is None else list(found)
     if values is None:
         _take_back(op, before, rewriter)
         values = _by_parts(op, known, symbols, rewriter)
@@ -99,7 +99,7 @@ def _by_parts(op: Operation, known: set[Value], symbols: FreshSymbols, rewriter:
     found = op.definition.decompose(op, OpBuilder(op.parent, symbols, op, op.location, created))
     if found is None:
         return None
-    values = list(found)
+    values: list[Value | None] = list(found)
     inside = set(known)
     for part in parts:
         if is_planned(part, inside):
@@ -108,7 +108,7 @@ def _by_parts(op: Operation, known: set[Value], symbols: FreshSymbols, rewriter:
         lowered = None if part.regions else lower(part, inside, symbols, rewriter)
         if lowered is None:
             return None
-        values = [lowered[v.index] if v is not None and v.producer is part else v for v in values]
+        values = [lowered[v.index] if v and v.producer is part else v for v in values]
         rewriter.replace(part, lowered)
     known |= inside
     return values

@@ -60,4 +60,3 @@ def plan_attention(planner: Planner, op: Operation) -> None:
 def _dims(kernel: Attention, buffer: str) -> Sequence[str]:
     names = [name for name in attention_sizes(kernel) if name.startswith(f"{buffer}_")]
     return [name.removeprefix(f"{buffer}_") for name in names]
-

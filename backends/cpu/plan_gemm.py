@@ -83,7 +83,9 @@ def multiply(planner: Planner, op: Operation, product: Product) -> None:
         b_column=b.strides[-1], batched=space.extents != (1,), epilogue=_epilogue(op, operands),
     )  # fmt: skip
     if not product.static:
-        gemm = replace(gemm, a_row=None, **({} if panels is not None else {"n": None, "k": None, "b_k": None}))
+        gemm = replace(gemm, a_row=None)
+        if panels is None:
+            gemm = replace(gemm, n=None, k=None, b_k=None)
     name = f"gemm_{'m' if gemm.m is None else m}x{n}x{k}"
     block = epilogue_of(op)
     key = (replace(gemm, epilogue=Epilogue(operands)), tiling, None if block is None else signature(block))
@@ -172,4 +174,3 @@ def _matrix(array: np.ndarray, layout: Strided) -> np.ndarray:
     flat = array.reshape(-1)
     strides = [stride * flat.dtype.itemsize for stride in layout.strides]
     return np.lib.stride_tricks.as_strided(flat[layout.offset :], layout.shape, strides)
-

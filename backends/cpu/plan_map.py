@@ -50,9 +50,11 @@ def emit(
         MapOperand(view.dtype, strides[-1] if strides[-1] in (0, 1) else None)
         for view, strides in zip((*targets, *sources), space.strides, strict=True)
     ]
-    # A result that every element would be written to the same place of is one element.
-    results = tuple(tensor if tensor.inner == 1 else MapOperand(tensor.dtype, _inner(space.extents)) for tensor in tensors[: len(targets)])
-    kernel = Map(len(space.extents), tuple(tensors[len(targets) :]), results, body, operations)
+    results, operands = tensors[: len(targets)], tensors[len(targets) :]
+    if space.extents[-1] == 1:  # one element is contiguous whatever its stride
+        results = [MapOperand(result.dtype, 1) for result in results]
+    results = [MapOperand(result.dtype, result.inner or None) for result in results]
+    kernel = Map(len(space.extents), tuple(operands), tuple(results), body, operations)
     machine = planner.machine
     compiled = planner.library.get(
         (*key, kernel.rank, kernel.operands, kernel.results), lambda name: build_map(name, kernel, machine), name
@@ -86,10 +88,6 @@ def order_of(planner: Planner, operands: Sequence[Value], shape: Shape) -> tuple
 
 def _is_row_major(layout: Strided) -> bool:
     return layout.order() == tuple(range(layout.rank))
-
-
-def _inner(extents: Sequence[int]) -> int | None:
-    return 1 if extents[-1] == 1 else None
 
 
 def _label(block: Block) -> str:

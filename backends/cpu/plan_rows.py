@@ -259,9 +259,7 @@ def _tensor_views(rows: Rows, tensors: Sequence[View], static: bool) -> list[Ten
     ]
 
 
-def _arguments(
-    planner: Planner, rows: Rows, names: Sequence[str], tensors: Sequence[View]
-) -> dict[str, Argument]:
+def _arguments(planner: Planner, rows: Rows, names: Sequence[str], tensors: Sequence[View]) -> dict[str, Argument]:
     given: dict[str, Argument] = {f"outer{axis}": extent for axis, extent in enumerate(rows.outer)}
     given |= {f"row{axis}": extent for axis, extent in enumerate(rows.row)}
     columns: Mapping[str, Any] = {"outer": rows.outer_strides[1:], "row": rows.row_strides[1:]}
@@ -270,5 +268,3 @@ def _arguments(
         for part in ("outer", "row"):
             given |= {f"{name}_{part}{axis}": stride for axis, stride in enumerate(columns[part][index])}
     return given
-
-

@@ -15,7 +15,8 @@ from ...graph.kernel.kernel_base import epilogue_of, extras_of
 from ...graph.kernel.kernel_ops import Windowed
 from ...graph.kernel.scalar_emitter import ScalarEmitter, computed_in
 from ...graph.kernel.strided import Shape, Strided
-from ...graph.ops.pooling_numeric import pads_of
+from ...graph.lowerings.builder import data_of
+from ...graph.ops.pooling_numeric import number, pads_of
 from .kernels.conv import Conv, build_conv, choose_conv_tiling, conv_arguments, conv_blocks, conv_units, packed_filters
 from .kernels.depthwise import (
     Depthwise,
@@ -56,7 +57,7 @@ class Geometry:
         shapes = [planner.shape(value) for value in op.operand_values]
         window = definition.window(op, shapes)
         before, after = pads_of(window, shapes[0][2:])
-        kernel = tuple(int(size) for size in window.kernel)  # type: ignore[call-overload]
+        kernel = tuple(number(size) for size in window.kernel)
         return Geometry(kernel, window.strides, window.dilations, tuple(before), tuple(after))
 
     @property
@@ -115,7 +116,12 @@ def padded(planner: Planner, view: View, geometry: Geometry, order: Sequence[int
     return planner.copied(view, order, halo)
 
 
-@plans("kernel.conv")
+def has_constant_filters(op: Operation) -> bool:
+    """Whether the filters can be packed when the model is compiled."""
+    return data_of(op.operand_values[1]) is not None
+
+
+@plans("kernel.conv", accepts=has_constant_filters)
 def plan_conv(planner: Planner, op: Operation) -> None:
     """A product for windows of one element, else a convolution."""
     source, weight = op.operand_values[:2]
@@ -152,9 +158,7 @@ def readable(planner: Planner, view: View) -> View:
     return planner.copied(view.seen(kept), channels_last(len(view.shape))).broadcast(view.shape)
 
 
-def as_matrix(
-    planner: Planner, op: Operation, x: View, y: View, extras: Sequence[View], weight: Value
-) -> bool:
+def as_matrix(planner: Planner, op: Operation, x: View, y: View, extras: Sequence[View], weight: Value) -> bool:
     """Multiply the pixels of all images, as rows, with the filters; False if they do not lie like a matrix."""
     order = channels_last(len(y.shape))
     views = [view.layout.transposed(order) for view in (x, y, *extras)]
@@ -265,7 +269,8 @@ def _layout(view: View, static: bool) -> Layout:
     def size(stride: int) -> int | None:
         return stride if static or stride == 0 else None
 
-    return Layout(None if image else 0, size(plane), size(row), size(pixel), channel if channel in (0, 1) else size(channel))
+    near = channel if channel in (0, 1) else size(channel)
+    return Layout(None if image else 0, size(plane), size(row), size(pixel), near)
 
 
 def _epilogue(op: Operation, extras: Sequence[View], static: bool) -> ImageEpilogue:

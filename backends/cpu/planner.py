@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Storage:
-    """Memory that values lie in: a constant's `array`, the segment's input `slot`, or (both None) `bytes` of its own."""
+    """Memory that values lie in: a constant's `array`, the segment's input `slot`, or (neither) `bytes` of its own."""
 
     bytes: int
     array: np.ndarray | None = None
@@ -96,17 +96,20 @@ class Halo:
 
 PlanFunction = Callable[["Planner", Operation], None]
 _PLANS: dict[str, PlanFunction] = {}
+_ACCEPTS: dict[str, Callable[[Operation], bool]] = {}
 
 # Below so many operations a thread has done its part before another could be told.
 OPERATIONS_PER_THREAD = 50_000
 
 
-def plans(*names: str) -> Callable[[PlanFunction], PlanFunction]:
-    """Function decorator: how kernels of these names are planned."""
+def plans(*names: str, accepts: Callable[[Operation], bool] | None = None) -> Callable[[PlanFunction], PlanFunction]:
+    """Function decorator: how kernels of these names are planned, and (if not all) which ones are."""
 
     def register(function: PlanFunction) -> PlanFunction:
         for name in names:
             _PLANS[name] = function
+            if accepts is not None:
+                _ACCEPTS[name] = accepts
         return function
 
     return register
@@ -116,7 +119,10 @@ def has_plan(op: Operation) -> bool:
     """Whether a kernel can be planned here; views need no planner of their own."""
     from . import planners  # noqa: F401 - registers them
 
-    return isinstance(op.definition, ViewOp) or op.name in _PLANS
+    if isinstance(op.definition, ViewOp):
+        return True
+    accepts = _ACCEPTS.get(op.name)
+    return op.name in _PLANS and (accepts is None or accepts(op))
 
 
 @dataclass
@@ -223,7 +229,9 @@ class Planner:
         self._views[value] = view
         return view
 
-    def allocate(self, shape: Shape, dtype: DType, order: Sequence[int] | None = None, halo: Halo | None = None) -> View:
+    def allocate(
+        self, shape: Shape, dtype: DType, order: Sequence[int] | None = None, halo: Halo | None = None
+    ) -> View:
         """Memory of its own."""
         size = dtype.numpy.itemsize
         if halo is None or 0 in shape:
@@ -305,7 +313,8 @@ class Planner:
 
     def _view(self, op: Operation) -> None:
         definition, operands = op.definition, op.operands
-        assert isinstance(definition, ViewOp) and operands[0] is not None
+        assert isinstance(definition, ViewOp)
+        assert operands[0] is not None
         source = self.view(operands[0])
         layout = definition.view(op, source.layout, lambda index: self._operand(operands[index]))
         if layout is None:
@@ -372,5 +381,3 @@ def channels_last(rank: int) -> tuple[int, ...]:
 def dtype_of(value: Value) -> DType:
     assert isinstance(value.type, TensorType)
     return value.type.dtype
-
-

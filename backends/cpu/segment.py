@@ -1,6 +1,6 @@
 """The steps of a block: segments, which are planned for the sizes of a run, and operations that run on the host.
 
-A segment ends where something runs on the host, and where the sizes of what follows depend on elements that it computes.
+A segment ends where something runs on the host, and where sizes of what follows depend on elements that it computes.
 """
 
 from __future__ import annotations

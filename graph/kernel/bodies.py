@@ -119,7 +119,7 @@ def signature(block: Block) -> str:
 
 def is_identity(block: Block) -> bool:
     """Whether a region returns its only element as it is."""
-    return len(block.arguments) == 1 and block.returned == block.arguments
+    return len(block.arguments) == 1 and tuple(block.returned) == tuple(block.arguments)
 
 
 def cost(block: Block) -> int:

@@ -36,7 +36,7 @@ Known: TypeAlias = Callable[[int], np.ndarray]
 class KernelOp(LoopOp):
     """`fixed` operands belong to the kernel itself, those after them to the epilogue."""
 
-    outputs = ("result",)
+    outputs: ClassVar[tuple[str, ...]] = ("result",)
     fixed: ClassVar[int] = 0
     # Operands whose elements must be known before the kernel can be planned.
     known_operands: ClassVar[tuple[int, ...]] = ()
@@ -44,7 +44,8 @@ class KernelOp(LoopOp):
     @cached_property
     def attribute_specs(self) -> dict[str, AttributeSpec]:
         """Regions other than a map's body can be left out."""
-        optional = {name: AttributeSpec(name, "graph") for name in ("prologue", "epilogue") if name in self.attributes}
+        regions: tuple[str, ...] = ("prologue", "epilogue")
+        optional = {name: AttributeSpec(name, "graph") for name in regions if name in self.attributes}
         return {**super().attribute_specs, **optional}
 
     def infer(self, op: Operation, context: InferenceContext | None = None) -> Sequence[Type]:

@@ -11,7 +11,7 @@ from ..opdef import Trait, op
 from ..ops.conv_numeric import conv
 from ..ops.convolution import Window
 from ..ops.numeric import summable
-from ..ops.pooling_numeric import average_pool, max_pool
+from ..ops.pooling_numeric import average_pool, max_pool, number
 from ..ops.scalar import NumpyScalars
 from .bodies import interpret, result_dtypes
 from .kernel_base import KernelOp, Known, kernel_fault
@@ -183,7 +183,7 @@ class Windowed(KernelOp):
     def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
         x = shapes[0]
         places = self.window(op, shapes).output(op, x[2:])
-        return [(x[0], self.channels(op, shapes), *(int(place) for place in places))]  # type: ignore[call-overload]
+        return [(x[0], self.channels(op, shapes), *(number(place) for place in places))]
 
 
 _WINDOW: dict[str, Any] = {"strides": (), "pads": (), "dilations": (), "auto_pad": "NOTSET"}

@@ -1,7 +1,8 @@
-"""`Strided`: how a tensor lies in flat memory. Transposing, slicing, broadcasting and most reshaping only change that."""
+"""`Strided`: how a tensor lies in flat memory. Transposing, slicing, broadcasting, most reshaping only change that."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ class Strided:
                     wants *= shape[index]
                     index += 1
             run = old[start:position]
-            if any(outer[1] != inner[0] * inner[1] for outer, inner in zip(run, run[1:], strict=False)):
+            if any(outer[1] != inner[0] * inner[1] for outer, inner in itertools.pairwise(run)):
                 return None
             step = run[-1][1]
             inner: list[int] = []

@@ -34,7 +34,8 @@ class Reshape(ViewOp):
 
     `how` says which: the elements of `shape`, read as ONNX Reshape does (-1 takes what is left, 0 the size of the same
     dim unless `allowzero`); without the dims `axes` of size 1 (squeeze; all of size 1 if `axes` is empty); with dims of
-    size 1 at `axes` of the result (unsqueeze); as a matrix whose rows begin at dim `axis` (flatten).
+    size 1 at `axes` of the result (unsqueeze); as a matrix whose rows begin at dim `axis` (flatten); dim `axis` cut
+    into dims of the sizes `axes`, one of which may be -1 (split); dim `axis` and the one after it as one (merge).
     """
 
     inputs = ("x", "shape?")
@@ -63,17 +64,29 @@ class Reshape(ViewOp):
                 axis = op.attr("axis")
                 axis = axis + len(shape) if axis < 0 else axis
                 return product_of(shape[:axis]), product_of(shape[axis:])
+            case "split":
+                axis = op.attr("axis")
+                return (*shape[:axis], *_filled(axes, shape[axis]), *shape[axis + 1 :])
+            case "merge":
+                axis = op.attr("axis")
+                return (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
         wanted = [int(size) for size in known(1)]
         if not op.attr("allowzero"):
             wanted = [shape[axis] if size == 0 else size for axis, size in enumerate(wanted)]
-        if -1 in wanted:
-            others = product_of([size for size in wanted if size != -1])
-            if others == 0 or product_of(shape) % others:
-                raise ValueError(f"{list(shape)} does not fit into {wanted}")
-            wanted[wanted.index(-1)] = product_of(shape) // others
-        if product_of(wanted) != product_of(shape):
-            raise ValueError(f"{list(shape)} does not fit into {wanted}")
-        return tuple(wanted)
+        return _filled(wanted, product_of(shape))
+
+
+def _filled(wanted: Sequence[int], elements: int) -> Shape:
+    """The sizes, with what is left of `elements` for one that is -1. Raises ValueError if they do not fit."""
+    sizes = list(wanted)
+    if -1 in sizes:
+        others = product_of([size for size in sizes if size != -1])
+        if others == 0 or elements % others:
+            raise ValueError(f"{elements} elements do not fit into {sizes}")
+        sizes[sizes.index(-1)] = elements // others
+    if product_of(sizes) != elements:
+        raise ValueError(f"{elements} elements do not fit into {sizes}")
+    return tuple(sizes)
 
 
 @op("broadcast", domain="kernel")

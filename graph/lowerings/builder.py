@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,6 +89,20 @@ class KernelBuilder(OpBuilder):
     def squeeze(self, x: Value, axes: Sequence[int]) -> Value:
         shape = [dim for axis, dim in enumerate(shape_of(x)) if axis not in axes]
         return self.kernel("reshape", [x], tensor_type(x).with_shape(shape), how="squeeze", axes=tuple(axes))
+
+    def split_axis(self, x: Value, axis: int, sizes: Sequence[int]) -> Value:
+        """Dim `axis` as several; one of `sizes` may be -1."""
+        shape = shape_of(x)
+        known = math.prod(size for size in sizes if size != -1)
+        dims = [shape[axis] // known if size == -1 else size for size in sizes]
+        type = tensor_type(x).with_shape([*shape[:axis], *dims, *shape[axis + 1 :]])
+        return self.kernel("reshape", [x], type, how="split", axis=axis, axes=tuple(sizes))
+
+    def merge_axes(self, x: Value, axis: int) -> Value:
+        """Dim `axis` and the one after it as one."""
+        shape = shape_of(x)
+        type = tensor_type(x).with_shape([*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :]])
+        return self.kernel("reshape", [x], type, how="merge", axis=axis)
 
     def reshape(self, x: Value, shape: Value | Sequence[int], type: TensorType) -> Value:
         target = shape if isinstance(shape, Value) else self.const(np.array(shape, np.int64), i64)

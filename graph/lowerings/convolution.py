@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core import Operation, Value
-from ..dtypes import f32, f64
+from ..dtypes import f32
 from .builder import KernelBuilder, all_native, dtype_of, rank_of, shape_of, tensor_type
+from .matmul import narrowed, widened
 from .rules import lowers
 
 _WINDOW = ("strides", "pads", "dilations", "auto_pad")
@@ -15,17 +16,18 @@ _WINDOW = ("strides", "pads", "dilations", "auto_pad")
 
 @lowers("Conv")
 def conv(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
-    """The bias becomes the epilogue."""
-    if not all_native(op) or dtype_of(op.result) not in (f32, f64):
+    """The bias becomes the epilogue. Halves are multiplied as f32."""
+    if not all_native(op) or not dtype_of(op.result).is_float or rank_of(op.result) not in (3, 4, 5):
         return None
-    x, w, bias = op.operands[0], op.operands[1], op.input(2)
-    type = tensor_type(op.result)
+    x, w = (widened(k, value) for value in op.operand_values[:2])
+    bias = op.input(2)
+    type = tensor_type(op.result).with_dtype(dtype_of(x))
     attributes = {name: op.attr(name) for name in _WINDOW if op.attr(name) is not None}
     result = k.kernel("conv", [x, w], type, group=op.attr("group"), **attributes)
-    if bias is None:
-        return [result]
-    column = k.unsqueeze(bias, range(1, rank_of(result) - 1)) if rank_of(result) > 2 else bias
-    return [k.map(lambda s, total, term: s.add(total, term), [result, column], type)]
+    if bias is not None:
+        column = k.unsqueeze(widened(k, bias), range(1, rank_of(result) - 1))
+        result = k.map(lambda s, total, term: s.add(total, term), [result, column], type)
+    return [narrowed(k, result, op.result)]
 
 
 @lowers("MaxPool", "AveragePool")

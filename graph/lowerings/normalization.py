@@ -68,8 +68,72 @@ def instance_norm(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     result = k.map(lambda s, element, factor, term: s.add(s.mul(element, factor), term), operands, flat_type)
     if rank_of(x) == 3:
         return [result]
-    target = k.shape(x) if not tensor_type(x).is_static else [int(size) for size in shape]  # type: ignore[call-overload]
-    return [k.reshape(result, target, tensor_type(x))]
+    return [k.reshape(result, _sizes(k, x), tensor_type(x))]
+
+
+@lowers("BatchNormalization")
+def batch_norm(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    """With running statistics: one map."""
+    x = op.operand_values[0]
+    if not all_native(op) or op.attr("training_mode") or rank_of(x) < 2 or len(op.results) > 1:
+        return None
+    later = range(1, rank_of(x) - 1)
+    columns = [k.unsqueeze(value, later) if later else value for value in op.operand_values[1:]]
+    epsilon = op.attr("epsilon")
+
+    def normalize(s: Any, element: Any, scale: Any, bias: Any, mean: Any, variance: Any) -> Any:
+        factor = s.div(scale, s.sqrt(s.add(s.cast(variance, dtype_of(scale_)), epsilon)))
+        wide = s.cast(element, dtype_of(scale_))
+        return s.add(s.mul(s.sub(wide, s.cast(mean, dtype_of(scale_))), factor), bias)
+
+    scale_ = columns[0]
+    return [k.map(normalize, [x, *columns], tensor_type(op.results[0]))]
+
+
+@lowers("GroupNormalization")
+def group_norm(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    """Each group of channels of each image is a row."""
+    x, scale, bias = op.operand_values
+    shape = shape_of(x) if all_native(op) else ()
+    groups = op.attr("num_groups")
+    if len(shape) < 3 or dtype_of(x) is not f32 or op.attr("stash_type", 1) != 1:
+        return None
+    joined = k.split_axis(x, 1, [groups, -1])
+    while rank_of(joined) > 3:
+        joined = k.merge_axes(joined, 2)
+    rows = k.rows(joined, "layer_norm", op.attr("epsilon"))
+    whole = k.reshape(rows, _sizes(k, x), tensor_type(x))
+    later = range(1, len(shape) - 1)
+    operands = [whole, k.unsqueeze(scale, later), k.unsqueeze(bias, later)]
+    return [k.map(lambda s, element, factor, term: s.add(s.mul(element, factor), term), operands, tensor_type(x))]
+
+
+@lowers("LpNormalization")
+def lp_norm(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    """Over the root of the sum of powers; rows of zeros stay zeros."""
+    x = op.operand_values[0]
+    if not all_native(op):
+        return None
+    axis = int(op.attr("axis")) % rank_of(x)
+    order = op.attr("p")
+    powers = k.map(lambda s, e: s.abs(e) if order == 1 else s.mul(e, e), [x], tensor_type(x))
+    shape = [1 if position == axis else dim for position, dim in enumerate(shape_of(x))]
+    total = k.reduce(powers, "sum", [axis], True, tensor_type(x).with_shape(shape))
+
+    def scaled(s: Any, element: Any, total: Any) -> Any:
+        norm = total if order == 1 else s.sqrt(total)
+        return s.select(s.equal(norm, 0), 0, s.div(element, norm))
+
+    return [k.map(scaled, [x, total], tensor_type(x))]
+
+
+def _sizes(k: KernelBuilder, x: Value) -> Value | Sequence[int]:
+    """The shape of x: numbers, or a value that follows from x."""
+    shape = tensor_type(x).static_shape
+    if shape is not None:
+        return shape
+    sizes: Value = k.shape(x)
+    return sizes
 
 
 def _product(dims: Sequence[Any]) -> Any:

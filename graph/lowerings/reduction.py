@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from ..core import Operation, Value
-from .builder import KernelBuilder, all_native, constant_ints, dtype_of, rank_of, tensor_type
+from .builder import KernelBuilder, all_native, constant_ints, dtype_of, rank_of, shape_of, tensor_type
 from .rules import lowers
 
 # Kind of the reduction; what is done to each element before, and to each result after.
@@ -41,6 +42,25 @@ def reduce(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     if after:
         result = k.map(lambda s, element: _unary(s, after, element), [result], type)
     return [result]
+
+
+@lowers("ReduceLogSumExp")
+def log_sum_exp(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    """The greatest element, plus the logarithm of the sum of exponentials of what is left."""
+    x, axes = op.operand_values[0], constant_ints(op.input(1))
+    if not all_native(op) or not dtype_of(x).is_float or (axes is None and op.input(1) is not None):
+        return None
+    if not axes and op.attr("noop_with_empty_axes"):
+        return None
+    axes = sorted({axis % rank_of(x) for axis in axes}) if axes else list(range(rank_of(x)))
+    kept = tensor_type(x).with_shape([1 if axis in axes else dim for axis, dim in enumerate(shape_of(x))])
+    greatest = k.reduce(x, "max", axes, True, kept)
+    # An infinite greatest element would make NaN of what is equal to it.
+    finite = k.map(lambda s, m: s.select(s.less(s.abs(m), math.inf), m, 0), [greatest], kept)
+    powers = k.map(lambda s, e, m: s.exp(s.sub(e, m)), [x, finite], tensor_type(x))
+    total = k.reduce(powers, "sum", axes, True, kept)
+    result = k.map(lambda s, t, m: s.add(s.log(t), m), [total, finite], kept)
+    return [result if op.attr("keepdims") else k.squeeze(result, axes)]
 
 
 def _unary(s: Any, name: str, x: Any) -> Any:

@@ -24,7 +24,9 @@ Lowering: TypeAlias = "Callable[[Operation, KernelBuilder], Sequence[Value] | No
 
 _Function = TypeVar("_Function", bound="Callable[..., object]")
 _rules: dict[tuple[str, str], Lowering] = {}
-_FAMILIES = ("attention", "elementwise", "matmul", "movement", "convolution", "normalization", "reduction")
+_FAMILIES = (
+    "attention", "convolution", "elementwise", "indexing", "matmul", "movement", "normalization", "reduction",
+)  # fmt: skip
 _loaded: list[str] = []
 
 
@@ -41,11 +43,13 @@ def lowers(*names: str, domain: str = "") -> Callable[[_Function], _Function]:
     return register
 
 
-def find_lowering(definition: OpDefinition) -> Lowering | None:
-    """The lowering of an operator in its form of today."""
+def find_lowering(definition: OpDefinition) -> Lowering:
+    """The lowering of an operator: the rule registered for it, or that of elementwise operators."""
+    from .elementwise import lower_elementwise
+
     while len(_loaded) < len(_FAMILIES):
         _loaded.append(_FAMILIES[len(_loaded)])
         importlib.import_module(f".{_loaded[-1]}", __package__)
     if definition.version is not None:
-        return None
-    return _rules.get((definition.domain, definition.op_type))
+        return lower_elementwise
+    return _rules.get((definition.domain, definition.op_type), lower_elementwise)

@@ -254,7 +254,6 @@ class _ConvBuilder:
         columns = b.min(b.sub(conv.outputs, b.mul(panel, tiling.columns)), tiling.columns)
         if conv.outputs % tiling.columns == 0:
             columns = tiling.columns
-        first, last = share(b, block, n["rows"], n["blocks"])
         source = n.offset("x", image=place["image"], channel=b.mul(group, conv.channels))
         source = b.add(source, n.offset("x", plane=b.mul(place["plane"], conv.window.strides[0])))
         views = {"x": b.view(b["x"], source)}
@@ -264,31 +263,29 @@ class _ConvBuilder:
         for index, (begin, end) in enumerate(self.parts):
             here = {**views, "x": b.view(views["x"], n.offset("x", channel=begin))}
             here["w"] = b.view(b["w"], b.add(strip, begin * conv.window.taps * tiling.columns))
-            self.block(here, first, last, columns, index, end - begin)
+            self.block(here, block, columns, index, end - begin)
 
-    def block(
-        self, views: dict[str, Value], first: Operand, last: Operand, columns: Operand, part: int, depth: int
-    ) -> None:
-        """The tiles of rows `first` to `last`, for one part of the input channels."""
+    def block(self, views: dict[str, Value], block: Operand, columns: Operand, part: int, depth: int) -> None:
+        """The tiles of a block of rows, for one part of the input channels."""
         b, n, conv, tiling = self.b, self.n, self.conv, self.tiling
-        rows, pixels = b.sub(last, first), n["pixels"]
+        rows, pixels = n["rows"], n["pixels"]
         across, down = (
             b.div(b.add(total, most - 1), most) for total, most in ((pixels, tiling.pixels), (rows, tiling.rows))
         )
         # A strip of filters is used by few tiles of a small image: meanwhile the next strip is fetched, evenly.
-        tiles, size = b.mul(down, across), depth * conv.window.taps * tiling.columns
+        first, last = share(b, block, down, n["blocks"])
+        tiles, size = b.mul(b.sub(last, first), across), depth * conv.window.taps * tiling.columns
         step = b.max(b.div(tiling.columns, tiles), 1) if self.prefetches else 0
-        with b.loop(0, down) as y, b.loop(0, across) as x:
+        with b.loop(first, last) as y, b.loop(0, across) as x:
             top, bottom = share(b, y, rows, down)
             left, right = share(b, x, pixels, across)
-            row = b.add(first, top)
-            place = {"row": b.mul(row, conv.window.strides[1]), "pixel": b.mul(left, conv.window.strides[2])}
+            place = {"row": b.mul(top, conv.window.strides[1]), "pixel": b.mul(left, conv.window.strides[2])}
             here = {"x": b.view(views["x"], n.offset("x", **place)), "w": views["w"]}
             for name in ("y", *(operand.name for operand in conv.epilogue.operands)):
-                here[name] = b.view(views[name], n.offset(name, row=row, pixel=left))
+                here[name] = b.view(views[name], n.offset(name, row=top, pixel=left))
             ahead: list[Operand] = []
             if self.prefetches:
-                tile = b.add(b.mul(y, across), x)
+                tile = b.add(b.mul(b.sub(y, first), across), x)
                 ahead = [b.add(size, b.mul(tile, b.mul(size // tiling.columns, step))), step]
             self.tile(here, b.sub(bottom, top), b.sub(right, left), [columns, *ahead], part, depth)
 
@@ -297,7 +294,7 @@ class _ConvBuilder:
     ) -> None:
         """Call the function for tiles of `rows` x `pixels`."""
         b, conv, tiling = self.b, self.conv, self.tiling
-        heights = list(range(1, tiling.rows + 1))
+        heights = even_sizes(conv.rows, tiling.rows)
         widths = even_sizes(conv.pixels, tiling.pixels)
         flags = [b.value(flag, types.scalar(bool_)) for flag in (part > 0, part == len(self.parts) - 1)]
         extra = [b[name] for name in self.n.unknown(*self.strides())]

@@ -204,22 +204,21 @@ class _DepthwiseBuilder:
         begin, end = share(b, part, self.tap // tiling.lanes, n["channel_blocks"])
         channel = b.mul(begin, tiling.lanes)
         channels = b.sub(b.min(b.mul(end, tiling.lanes), kernel.channels), channel)
-        first, last = share(b, block, n["rows"], n["row_blocks"])
-        rows, pixels = b.sub(last, first), n["pixels"]
+        rows, pixels = n["rows"], n["pixels"]
         source = {**place, "plane": b.mul(place["plane"], kernel.window.strides[0])}
         views = {"x": b.view(b["x"], n.offset("x", **source, channel=channel)), "w": b.view(b["w"], channel)}
         for name in ("y", *self.operands):
             views[name] = b.view(b[name], n.offset(name, **place, channel=channel))
         tall = b.div(b.add(rows, tiling.rows - 1), tiling.rows)
         wide = b.div(b.add(pixels, tiling.pixels - 1), tiling.pixels)
-        with b.loop(0, tall) as y, b.loop(0, wide) as x:
+        first, last = share(b, block, tall, n["row_blocks"])
+        with b.loop(first, last) as y, b.loop(0, wide) as x:
             top, bottom = share(b, y, rows, tall)
             start, stop = share(b, x, pixels, wide)
-            row = b.add(first, top)
-            spot = n.offset("x", row=b.mul(row, down), pixel=b.mul(start, right))
+            spot = n.offset("x", row=b.mul(top, down), pixel=b.mul(start, right))
             here = {"x": b.view(views["x"], spot), "w": views["w"]}
             for name in ("y", *self.operands):
-                here[name] = b.view(views[name], n.offset(name, row=row, pixel=start))
+                here[name] = b.view(views[name], n.offset(name, row=top, pixel=start))
             self.tile(here, b.sub(bottom, top), b.sub(stop, start), channels)
 
     def tile(self, views: dict[str, Value], rows: Operand, pixels: Operand, channels: Operand) -> None:
@@ -230,7 +229,7 @@ class _DepthwiseBuilder:
         def call(height: int, width: int) -> None:
             b.call(self.function(height, width), *passed)
 
-        heights = even_sizes(1 if self.kernel.rows == 1 else None, self.tiling.rows)
+        heights = even_sizes(self.kernel.rows, self.tiling.rows)
         widths = even_sizes(self.kernel.pixels, self.tiling.pixels)
         choose(b, rows, heights, lambda height: choose(b, pixels, widths, lambda width: call(height, width)))
 
@@ -265,13 +264,6 @@ class _DepthwiseBuilder:
     def vector(self, tile: _Tile, channel: Operand, count: Operand) -> None:
         """A vector of channels, of which `count` are there."""
         b = tile.b
-        import os
-        if int(os.environ.get("PF","0")) and count == self.tiling.lanes:
-            w = self.kernel.window
-            first = (w.kernel[1]-1)*w.dilations[1] + 1 + (tile.rows-1)*w.strides[1]
-            for r in range(tile.rows*w.strides[1]):
-                for p in range(tile.pixels*w.strides[2]):
-                    b.prefetch(b["x"], b.add(channel, tile.n.offset("x", row=first + r, pixel=p)), level=int(os.environ["PF"]))
         sums = tile.sums(channel, count, self.tap)
         given = [
             Given(b.view(each.buffer, b.mul(channel, each.column)), each.places, each.column)

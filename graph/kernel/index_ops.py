@@ -1,0 +1,212 @@
+"""Kernels that move elements to places that data or sizes decide: gather, scatter, pad, repeat, order, running sums.
+
+They mean what ONNX's operators of like names mean; attributes are called as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from .. import opdef
+from ..opdef import Trait, op
+from .kernel_base import KernelOp, Known
+
+if TYPE_CHECKING:
+    from ..core import Operation
+    from .strided import Shape
+
+
+class AsInOnnx(KernelOp):
+    """A kernel with the numpy meaning of one operator of ONNX."""
+
+    onnx: ClassVar[str]
+
+    def fixed_count(self, op: Operation) -> int:
+        return len(op.operands)
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return opdef.lookup("", type(self).onnx).evaluate(op, *operands)
+
+
+def _axis(op: Operation, rank: int) -> int:
+    axis = int(op.attr("axis"))
+    if not -rank <= axis < rank:
+        raise ValueError(f"there is no dim {axis} among {rank}")
+    return axis % rank
+
+
+@op("gather", domain="kernel")
+class Gather(AsInOnnx):
+    """The slices of `data` along `axis` that `indices` name. An index outside of the dim is an error."""
+
+    onnx = "Gather"
+    inputs = ("data", "indices")
+    attributes: ClassVar[dict[str, Any]] = {"axis": 0}
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        data, indices = shapes
+        axis = _axis(op, len(data))
+        return [(*data[:axis], *indices, *data[axis + 1 :])]
+
+
+@op("gather_elements", domain="kernel")
+class GatherElements(AsInOnnx):
+    """result[i, j] = data[indices[i, j], j] for axis 0, and so on."""
+
+    onnx = "GatherElements"
+    inputs = ("data", "indices")
+    attributes: ClassVar[dict[str, Any]] = {"axis": 0}
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        data, indices = shapes
+        axis = _axis(op, len(data))
+        if len(data) != len(indices) or any(
+            n > d for i, (n, d) in enumerate(zip(indices, data, strict=True)) if i != axis
+        ):
+            raise ValueError(f"indices {list(indices)} reach beyond {list(data)}")
+        return [indices]
+
+
+@op("gather_nd", domain="kernel")
+class GatherND(AsInOnnx):
+    """The slices of `data` that the rows of `indices` name, after `batch_dims` shared dims."""
+
+    onnx = "GatherND"
+    inputs = ("data", "indices")
+    attributes: ClassVar[dict[str, Any]] = {"batch_dims": 0}
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        data, indices = shapes
+        batch = int(op.attr("batch_dims"))
+        depth = indices[-1]
+        if batch + depth > len(data) or data[:batch] != indices[:batch]:
+            raise ValueError(f"indices {list(indices)} do not fit {list(data)}")
+        return [(*indices[:-1], *data[batch + depth :])]
+
+
+class Scatter(AsInOnnx):
+    """A copy of `data` in which some elements are replaced by, or combined with, `updates`."""
+
+    inputs = ("data", "indices", "updates")
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        return [shapes[0]]
+
+
+@op("scatter_elements", domain="kernel")
+class ScatterElements(Scatter):
+    """result[indices[i, j], j] = updates[i, j] for axis 0, and so on."""
+
+    onnx = "ScatterElements"
+    attributes: ClassVar[dict[str, Any]] = {"axis": 0, "reduction": "none"}
+
+
+@op("scatter_nd", domain="kernel")
+class ScatterND(Scatter):
+    """The slices that the rows of `indices` name become `updates`."""
+
+    onnx = "ScatterND"
+    attributes: ClassVar[dict[str, Any]] = {"reduction": "none"}
+
+
+@op("pad", domain="kernel")
+class Pad(AsInOnnx):
+    """Elements around `x`: `pads` has as many before each dim of `axes`, then as many after it; negative ones cut."""
+
+    onnx = "Pad"
+    inputs = ("x", "pads", "value?", "axes?")
+    attributes: ClassVar[dict[str, Any]] = {"mode": "constant"}
+    known_operands = (1, 3)
+
+    def widths(self, op: Operation, rank: int, known: Known) -> list[tuple[int, int]]:
+        """How many elements there are before and after each dim."""
+        pads = [int(pad) for pad in known(1)]
+        axes = [int(axis) % rank for axis in known(3)] if op.input(3) is not None else list(range(rank))
+        if len(pads) != 2 * len(axes):
+            raise ValueError(f"{len(pads)} pads for {len(axes)} dims")
+        widths = [(0, 0)] * rank
+        for axis, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
+            widths[axis] = before, after
+        return widths
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        widths = self.widths(op, len(shapes[0]), known)
+        sizes = tuple(before + size + after for size, (before, after) in zip(shapes[0], widths, strict=True))
+        if any(size < 0 for size in sizes):
+            raise ValueError(f"pads {widths} leave less than nothing of {list(shapes[0])}")
+        return [sizes]
+
+
+@op("tile", domain="kernel")
+class Tile(AsInOnnx):
+    """x repeated as often as `repeats` says along each dim."""
+
+    onnx = "Tile"
+    inputs = ("x", "repeats")
+    known_operands = (1,)
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        repeats = [int(count) for count in known(1)]
+        if len(repeats) != len(shapes[0]) or any(count < 0 for count in repeats):
+            raise ValueError(f"cannot repeat {list(shapes[0])} {repeats} times")
+        return [tuple(size * count for size, count in zip(shapes[0], repeats, strict=True))]
+
+
+@op("arg_extreme", domain="kernel")
+class ArgExtreme(KernelOp):
+    """The index (i64) of the greatest ("max") or least element along `axis`, the first or last of equal ones."""
+
+    inputs = ("x",)
+    attributes: ClassVar[dict[str, Any]] = {"kind": None, "axis": 0, "keepdims": 1, "select_last_index": 0}
+    traits = frozenset({Trait.REDUCTION})
+    fixed = 1
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        axis = _axis(op, len(shapes[0]))
+        if shapes[0][axis] == 0:
+            raise ValueError("there is no greatest or least of no elements")
+        kept = (1,) if op.attr("keepdims") else ()
+        return [(*shapes[0][:axis], *kept, *shapes[0][axis + 1 :])]
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        onnx = "ArgMax" if op.attr("kind") == "max" else "ArgMin"
+        return opdef.lookup("", onnx).evaluate(op, *operands)
+
+
+@op("scan", domain="kernel")
+class Scan(KernelOp):
+    """The running sum or product of elements along the dim that `axis`, an operand, names."""
+
+    inputs = ("x", "axis")
+    attributes: ClassVar[dict[str, Any]] = {"kind": "sum", "exclusive": 0, "reverse": 0}
+    known_operands = (1,)
+    fixed = 2
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        return [shapes[0]]
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        onnx = "CumSum" if op.attr("kind") == "sum" else "CumProd"
+        return opdef.lookup("", onnx).evaluate(op, *operands)
+
+
+@op("sort", domain="kernel")
+class Sort(AsInOnnx):
+    """The k greatest (or least) elements along `axis` in order, and their indices (i64)."""
+
+    onnx = "TopK"
+    inputs = ("x", "k")
+    outputs = ("values", "indices")
+    attributes: ClassVar[dict[str, Any]] = {"axis": -1, "largest": 1, "sorted": 1}
+    known_operands = (1,)
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        shape = list(shapes[0])
+        axis, count = _axis(op, len(shape)), int(np.reshape(known(1), -1)[0])
+        if not 0 <= count <= shape[axis]:
+            raise ValueError(f"there are no {count} of {shape[axis]} elements")
+        shape[axis] = count
+        return [tuple(shape)] * 2

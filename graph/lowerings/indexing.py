@@ -1,0 +1,136 @@
+"""Operators that pick, place, repeat and order elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core import Operation, Value
+from ..dtypes import bool_
+from ..types import tensor
+from .builder import KernelBuilder, all_native, constant_ints, dtype_of, rank_of, shape_of, tensor_type
+from .rules import lowers
+
+
+def _same(op: Operation, k: KernelBuilder, name: str, *attributes: str) -> Sequence[Value] | None:
+    """The kernel `name` with the operands, results and these attributes of `op`."""
+    if not all_native(op):
+        return None
+    given = {attribute: op.attr(attribute) for attribute in attributes if op.attr(attribute) is not None}
+    types = [result.type for result in op.results]
+    made = k.create(f"kernel.{name}", op.operands, given, result_types=types)
+    return made.results
+
+
+@lowers("Gather")
+def gather(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    return _same(op, k, "gather", "axis")
+
+
+@lowers("GatherElements")
+def gather_elements(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    return _same(op, k, "gather_elements", "axis")
+
+
+@lowers("GatherND")
+def gather_nd(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    return _same(op, k, "gather_nd", "batch_dims")
+
+
+@lowers("ScatterElements")
+def scatter_elements(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    return _same(op, k, "scatter_elements", "axis", "reduction")
+
+
+@lowers("ScatterND")
+def scatter_nd(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    return _same(op, k, "scatter_nd", "reduction")
+
+
+@lowers("Pad")
+def pad(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    return _same(op, k, "pad", "mode")
+
+
+@lowers("Tile")
+def tile(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    return _same(op, k, "tile")
+
+
+@lowers("TopK")
+def topk(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    return _same(op, k, "sort", "axis", "largest", "sorted")
+
+
+@lowers("CumSum", "CumProd")
+def running(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    if not all_native(op):
+        return None
+    attributes: dict[str, Any] = {"exclusive": op.attr("exclusive") or 0, "reverse": op.attr("reverse") or 0}
+    kind = "sum" if op.name == "cumsum" else "prod"
+    return [k.kernel("scan", op.operands, op.result.type, kind=kind, **attributes)]
+
+
+@lowers("ArgMax", "ArgMin")
+def arg_extreme(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    if not all_native(op):
+        return None
+    names = ("axis", "keepdims", "select_last_index")
+    attributes: dict[str, Any] = {name: op.attr(name) for name in names if op.attr(name) is not None}
+    kind = "max" if op.name == "argmax" else "min"
+    return [k.kernel("arg_extreme", op.operands, op.result.type, kind=kind, **attributes)]
+
+
+@lowers("DepthToSpace", "SpaceToDepth")
+def blocks(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    """Dims are cut, moved and joined again."""
+    x, size = op.operand_values[0], int(op.attr("blocksize"))
+    if not all_native(op) or rank_of(x) != 4:
+        return None
+    if op.name == "depth_to_space":
+        is_depth_first = op.attr("mode", "DCR") != "CRD"
+        cut = k.split_axis(x, 1, [size, size, -1] if is_depth_first else [-1, size, size])
+        moved = k.transpose(cut, [0, 3, 4, 1, 5, 2] if is_depth_first else [0, 1, 4, 2, 5, 3])
+        return [k.merge_axes(k.merge_axes(moved, 2), 3)]
+    cut = k.split_axis(k.split_axis(x, 3, [-1, size]), 2, [-1, size])
+    moved = k.transpose(cut, [0, 3, 5, 1, 2, 4])
+    return [k.merge_axes(k.merge_axes(moved, 1), 1)]
+
+
+@lowers("Trilu")
+def trilu(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    """Zeros where the triangle, which follows from the shape, is not."""
+    x, diagonal = op.operand_values[0], op.input(1)
+    if not all_native(op) or (diagonal is not None and constant_ints(diagonal) is None):
+        return None
+    ones = k.expand(k.const(np.array(True)), k.shape(x, start=-2))
+    triangle = k.trilu(ones, diagonal, upper=op.attr("upper"))
+    return [k.map(lambda s, inside, element: s.select(inside, element, 0), [triangle, x], tensor_type(x))]
+
+
+@lowers("OneHot")
+def one_hot(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    """Compare each index with all places; negative ones count from the end, those outside are nowhere."""
+    indices, depth, values = op.operand_values
+    if not all_native(op) or dtype_of(indices).kind != "int" or constant_ints(depth) is None:
+        return None
+    count = (constant_ints(depth) or [0])[0]
+    rank = rank_of(op.result)
+    axis = int(op.attr("axis")) % rank
+    column = k.unsqueeze(indices, [axis])
+    dtype = dtype_of(indices).numpy
+    places = k.const(np.arange(count, dtype=dtype).reshape([-1 if a == axis else 1 for a in range(rank)]))
+    shape = shape_of(op.result)
+    hit_type = tensor(bool_, shape)
+
+    def hits(s: Any, index: Any, place: Any) -> Any:
+        return s.logical_or(s.equal(index, place), s.equal(s.add(index, count), place))
+
+    hit = k.map(hits, [column, places], hit_type)
+    parts = [
+        k.kernel("part", [values], tensor_type(values).with_shape([1]), axis=0, index=index, count=2)
+        for index in range(2)
+    ]
+    return [k.map(lambda s, hit, off, on: s.select(hit, on, off), [hit, *parts], tensor_type(op.result))]
