@@ -94,7 +94,7 @@ class Program:
             if pool is not None and self.parallel:
                 pool.run(self._steps.ctypes.data, len(self._steps), bases.ctypes.data)
             else:
-                runtime().run(self._steps.ctypes.data, len(self._steps), bases.ctypes.data, 0, 1, 0)
+                runtime().run(self._steps.ctypes.data, len(self._steps), bases.ctypes.data)
         if not self.known:
             return made
         fresh = iter(made)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +39,7 @@ class Counting:
 
 @pytest.fixture(scope="module")
 def code() -> Code:
-    kernel = Map(1, (MapOperand(f32, 1),), (f32,), lambda b, x: [b.add(x[0], 1)])
+    kernel = Map(1, (MapOperand(f32, 1),), (MapOperand(f32, 1),), lambda b, x: [b.add(x[0], 1)])
     return compile_modules([build_map("count", kernel, machines.machine())], machines.machine())
 
 
@@ -79,6 +80,76 @@ def test_a_caller_who_finds_the_pool_busy_runs_alone(code: Code) -> None:
     with workers._busy:
         program.run(workers)
     assert (program.x == 5).all()
+
+
+@dataclass
+class Recording:
+    """A program whose steps are Python functions, which write down what they were given: step, units, thread."""
+
+    calls: list[tuple[int, int, int, int]]
+    steps: np.ndarray
+    functions: list[object]
+
+    def run(self, workers: Pool) -> None:
+        self.calls.clear()
+        workers.run(self.steps.ctypes.data, len(self.steps), 0)
+
+
+def recording(shapes: list[tuple[int, int]], act: Callable[[int, int], None] = lambda step, thread: None) -> Recording:
+    """`shapes` are units and parts of each step."""
+    calls: list[tuple[int, int, int, int]] = []
+    functions: list[object] = []
+    rows = []
+    for step, (units, parts) in enumerate(shapes):
+
+        def function(arguments: int, bases: int, begin: int, end: int, thread: int, step: int = step) -> None:
+            act(step, thread)
+            calls.append((step, begin, end, thread))
+
+        functions.append(ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(function))
+        rows.append([ctypes.cast(functions[-1], ctypes.c_void_p).value, 0, units, parts])
+    return Recording(calls, np.array(rows, np.int64), functions)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_units_are_done_once_by_threads_that_may_and_steps_follow_each_other(threads: int) -> None:
+    shapes = [(100, 99), (1, 1), (7, 2), (0, 3), (3, 99), (64, 1), (1000, 3)]
+    program = recording(shapes)
+    for _ in range(5):
+        program.run(pool(threads))
+        assert [step for step, *_ in program.calls] == sorted(step for step, *_ in program.calls)
+        for step, (units, parts) in enumerate(shapes):
+            mine = [call for call in program.calls if call[0] == step]
+            done = sorted(unit for _, begin, end, _ in mine for unit in range(begin, end))
+            assert done == list(range(units))
+            assert all(thread < min(parts, threads) for *_, thread in mine)
+
+
+def test_nobody_waits_for_a_thread_that_is_held_up() -> None:
+    held = []
+
+    def act(step: int, thread: int) -> None:
+        if thread == 1 and not held:
+            held.append(step)
+            time.sleep(0.3)
+        time.sleep(0.002)
+
+    program = recording([(64, 2)], act)
+    program.run(pool(2))
+    by_thread = [sum(end - begin for _, begin, end, thread in program.calls if thread == t) for t in (0, 1)]
+    assert sum(by_thread) == 64
+    if held:
+        assert by_thread[1] <= 4  # the chunk it had in hand; the rest of its part was done by the other
+
+
+def test_jobs_of_any_size_follow_each_other_quickly() -> None:
+    small, large = recording([(1, 1)]), recording([(16, 4)] * 3)
+    workers = pool(4)
+    for _ in range(200):
+        small.run(workers)
+        large.run(workers)
+        assert len(small.calls) == 1
+        assert sum(end - begin for _, begin, end, _ in large.calls) == 48
 
 
 def test_callers_side_by_side(code: Code) -> None:
