@@ -19,8 +19,8 @@ from measure import table
 
 import tilewright
 from tilewright.backends.cpu.jit import compile_modules
+from tilewright.backends.cpu.kernels import move, rows
 from tilewright.backends.cpu.kernels import reduce as reductions
-from tilewright.backends.cpu.kernels import rows
 from tilewright.backends.cpu.kernels.strided import View
 from tilewright.backends.cpu.machine import machine
 from tilewright.graph.dtypes import f32
@@ -145,6 +145,18 @@ def norm(b: Any, x: Any) -> Any:
     return b.layer_normalization(x, random.standard_normal(length, np.float32), np.zeros(length, np.float32))
 
 
+def transpose(shape: tuple[int, ...], perm: tuple[int, ...]) -> Case:
+    x = filled(*shape)
+    source = x.transpose(perm)
+    y = aligned(*source.shape)
+    plan = move.ordered(y.shape, [s // 4 for s in source.strides], [s // 4 for s in y.strides])
+    kernel = plan.of(f32)
+    units = move.copy_units(kernel, machine(), plan.extents)
+    run = direct(move.build_copy("copy", kernel, machine()), [y, x, 0, 0, 0, units, 0])
+    peer = onnxruntime_of(lambda b: b.transpose(b.input("x", f32[shape]), perm=list(perm)), {"x": x})
+    return run, peer, x.size, x.size
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "softmax 1536 x 128": lambda: row_case(rows.softmax(), 1536, 128, lambda b, x: b.softmax(x, axis=-1), False),
     "softmax 2364 x 197": lambda: row_case(rows.softmax(), 2364, 197, lambda b, x: b.softmax(x, axis=-1), False),
@@ -157,6 +169,13 @@ CASES: dict[str, Callable[[], Case]] = {
     "sum 16384 x 1024, axis 1": lambda: reduction((16384, 1024), 1),
     "sum 16384 x 1024, axis 0": lambda: reduction((16384, 1024), 0),
     "max 16384 x 1024, axis 1": lambda: reduction((16384, 1024), 1, "max"),
+    "transpose 4096 x 4096": lambda: transpose((4096, 4096), (1, 0)),
+    "transpose 1000 x 3000": lambda: transpose((1000, 3000), (1, 0)),
+    "transpose 768 x 768": lambda: transpose((768, 768), (1, 0)),
+    "transpose 1 x 256 x 56 x 56 to channels last": lambda: transpose((1, 256, 56, 56), (0, 2, 3, 1)),
+    "transpose 1 x 56 x 56 x 256 to channels first": lambda: transpose((1, 56, 56, 256), (0, 3, 1, 2)),
+    "transpose 1 x 3 x 224 x 224 to channels last": lambda: transpose((1, 3, 224, 224), (0, 2, 3, 1)),
+    "transpose 1 x 128 x 12 x 64, heads first": lambda: transpose((1, 128, 12, 64), (0, 2, 1, 3)),
     "sum 2048 x 49, axis 1": lambda: reduction((2048, 49), 1),
     "sum 49 x 2048, axis 0": lambda: reduction((49, 2048), 0),
 }
