@@ -15,16 +15,13 @@ from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 from .core import AttributeReference, Block, Operation, Value
 from .data import SparseData, TensorData
-from .literals import bytes_text, float_text, quote
 from .location import Location
 from .module import Function, Module
 from .opdef import OpaqueDefinition, OpDefinition
 from .printer import print_operation
-from .types import Type
+from .value_text import value_text
 
 Structure: TypeAlias = Module | Function
 
@@ -177,31 +174,15 @@ def _same(a: Any, b: Any) -> bool:
 
 def _text(value: Any, tensor: Callable[[TensorData], str] = lambda data: f"tensor {data.sha256}") -> str:
     """Text that two facts share only if they are the same. Raises TypeError for what the IR cannot hold."""
-    if value is None or isinstance(value, bool | np.bool_):
-        return str(value)
-    if isinstance(value, int | np.integer):
-        return str(int(value))
-    if isinstance(value, float | np.floating):
-        return float_text(float(value))
-    if isinstance(value, str):
-        return quote(value)
-    if isinstance(value, bytes):
-        return bytes_text(value)
-    if isinstance(value, AttributeReference):
-        return f"${quote(value.name)}: {value.kind}"
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(_text(item, tensor) for item in value)}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{quote(key)}: {_text(value[key], tensor)}' for key in sorted(value))}}}"
-    if isinstance(value, SparseData):
-        return f"sparse {list(value.shape)} {_text((value.values, value.indices), tensor)}"
-    if isinstance(value, TensorData):
-        return tensor(value)
-    if isinstance(value, Type):
-        return str(value)
     if isinstance(value, Location):
         return f"@{value}"
-    raise TypeError(f"{value!r} cannot be an attribute or metadata")
+
+    def text_of(data: TensorData) -> str:
+        if not isinstance(data, SparseData):
+            return tensor(data)
+        return f"sparse {list(data.shape)} {_text((data.values, data.indices), tensor)}"
+
+    return value_text(value, text_of, by_key=True)
 
 
 def _shown(value: Any) -> str:

@@ -21,18 +21,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-
 from .core import AttributeReference, AttributeValue, Block, BlockOutput, Metadata, Operation, Region, Value
 from .data import MappedData, SparseData, TensorData, UnresolvedData
 from .dtypes import string
 from .lexer import HASH
-from .literals import bytes_text, float_text, quote, tensor_text
+from .literals import quote, tensor_text
 from .location import UNKNOWN
 from .module import Function, Module
 from .names import function_names, function_text, name_text, operator_text, value_names, word
 from .opdef import OpDefinition
 from .types import Type
+from .value_text import value_text
 
 # "full": large tensors by hash and source. "none": by type only, so that nothing has to be read.
 Weights: TypeAlias = Literal["full", "none"]
@@ -238,30 +237,7 @@ class _Printer:
     # ---- attribute values and metadata ---------------------------------------------------------------------------
 
     def value(self, value: Any) -> str:
-        """The text of an attribute or metadata value. Raises TypeError for a kind of value the IR does not have."""
-        if value is None:
-            return "none"
-        if isinstance(value, bool | np.bool_):
-            return "true" if value else "false"
-        if isinstance(value, int | np.integer):
-            return str(int(value))
-        if isinstance(value, float | np.floating):
-            return float_text(float(value))
-        if isinstance(value, str):
-            return quote(value)
-        if isinstance(value, bytes):
-            return bytes_text(value)
-        if isinstance(value, AttributeReference):
-            return f"${word(value.name)}: {value.kind}"
-        if isinstance(value, tuple | list):
-            return self.entries("[", map(self.value, value), "]")
-        if isinstance(value, dict):
-            return self.entries("{", (f"{quote(key)}: {self.value(item)}" for key, item in value.items()), "}")
-        if isinstance(value, TensorData):
-            return self.tensor(value)
-        if isinstance(value, Type):
-            return str(value)
-        raise TypeError(f"{value!r} cannot be an attribute or metadata, it has no text form")
+        return value_text(value, self.tensor)
 
     @staticmethod
     def entries(opening: str, items: Iterable[str], closing: str) -> str:

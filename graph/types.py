@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from . import dtypes
 from .dims import Dim, DimExpr, format_dim, symbol
 from .dtypes import DType
 
-_interned: dict[tuple[Any, ...], Type] = {}
+_Kind = TypeVar("_Kind", bound="Type")
+
+_interned: dict[tuple[Any, ...], Any] = {}
 
 
 class Type:
@@ -165,9 +167,9 @@ class BufferType(Type):
         return f"buffer<{self.dtype}, {self.space if self.space.isidentifier() else json.dumps(self.space)}>"
 
 
-def _intern(kind: type[Any], **fields: Any) -> Any:
+def _intern(kind: type[_Kind], **fields: Any) -> _Kind:
     key = (kind, *fields.values())
-    found = _interned.get(key)
+    found: _Kind | None = _interned.get(key)
     if found is None:
         found = object.__new__(kind)
         for name, value in fields.items():
@@ -190,55 +192,47 @@ def tensor(dtype: DType, shape: Sequence[Dim] | None) -> TensorType:
     if any(dim < 0 for dim in numbers):
         shown = ", ".join(map(format_dim, dims or ()))
         raise NegativeDimError(f"a dimension is never negative, got {min(numbers)} in [{shown}]")
-    result: TensorType = _intern(TensorType, dtype=dtype, shape=dims)
+    result = _intern(TensorType, dtype=dtype, shape=dims)
     result.static_shape = numbers if dims is not None and len(numbers) == len(dims) else None
     return result
 
 
 def sparse(dtype: DType, shape: Sequence[Dim] | None) -> SparseTensorType:
-    result: SparseTensorType = _intern(SparseTensorType, dtype=dtype, shape=None if shape is None else tuple(shape))
-    return result
+    return _intern(SparseTensorType, dtype=dtype, shape=None if shape is None else tuple(shape))
 
 
 def sequence(element: Type) -> SequenceType:
-    result: SequenceType = _intern(SequenceType, element=element)
-    return result
+    return _intern(SequenceType, element=element)
 
 
 def optional(element: Type) -> OptionalType:
-    result: OptionalType = _intern(OptionalType, element=element)
-    return result
+    return _intern(OptionalType, element=element)
 
 
 def map_of(key: DType, value: Type) -> MapType:
-    result: MapType = _intern(MapType, key=key, value=value)
-    return result
+    return _intern(MapType, key=key, value=value)
 
 
 def opaque(domain: str, name: str) -> OpaqueType:
-    result: OpaqueType = _intern(OpaqueType, domain=domain, name=name)
-    return result
+    return _intern(OpaqueType, domain=domain, name=name)
 
 
 def scalar(dtype: DType) -> ScalarType:
-    result: ScalarType = _intern(ScalarType, dtype=dtype)
-    return result
+    return _intern(ScalarType, dtype=dtype)
 
 
 def vector(dtype: DType, lanes: int) -> VectorType:
     """The type of `lanes` numbers. Raises ValueError if there is not at least one."""
     if lanes < 1:
         raise ValueError(f"a vector has at least one lane, not {lanes}")
-    result: VectorType = _intern(VectorType, dtype=dtype, lanes=lanes)
-    return result
+    return _intern(VectorType, dtype=dtype, lanes=lanes)
 
 
 def buffer(dtype: DType, space: str = "") -> BufferType:
-    result: BufferType = _intern(BufferType, dtype=dtype, space=space)
-    return result
+    return _intern(BufferType, dtype=dtype, space=space)
 
 
-UNKNOWN: UnknownType = _intern(UnknownType)
+UNKNOWN = _intern(UnknownType)
 
 
 def tensor_type_of(dtype: DType, dims: object) -> TensorType:

@@ -67,20 +67,20 @@ class BatchNormBeforeLinear(Rule):
             return m.fail("the convolution pads, and zeros are not what the normalization makes of zeros", m.root)
         if m.root.name == "gemm" and m.root.attr("transA", 0):
             return m.fail("the normalized axis is not the one that is summed over", m.root)
-        affine = batch_norm_affine(m, _producer(m, "batch_normalization"))
+        affine = batch_norm_affine(m, m.matched("batch_normalization"))
         if isinstance(affine, Mismatch):
             return affine
         linear = read_linear(m, m.root)
         return linear if isinstance(linear, Mismatch) else True
 
     def build(self, b: OpBuilder, m: Match) -> Value:
-        affine = batch_norm_affine(m, _producer(m, "batch_normalization"))
+        affine = batch_norm_affine(m, m.matched("batch_normalization"))
         linear = read_linear(m, m.root)
         assert isinstance(linear, Linear)
         assert not isinstance(affine, Mismatch)
         linear.transform_inputs(*affine)
         # The rewrite reads what the normalization read.
-        linear_input = _producer(m, "batch_normalization").operands[0]
+        linear_input = m.matched("batch_normalization").operands[0]
         built = linear.build(b)
         assert built.producer is not None
         m.rewriter.set_operand(built.producer, 0, linear_input)
@@ -88,12 +88,7 @@ class BatchNormBeforeLinear(Rule):
 
 
 def _read(m: Match) -> tuple[Linear | Mismatch, tuple[np.ndarray, np.ndarray] | Mismatch]:
-    return read_linear(m, _producer(m, *LINEAR)), batch_norm_affine(m, m.root)
-
-
-def _producer(m: Match, *names: str) -> Operation:
-    found = next(op for op in m.ops if op.name in names)
-    return found
+    return read_linear(m, m.matched(*LINEAR)), batch_norm_affine(m, m.root)
 
 
 def batch_norm_affine(m: Match, op: Operation) -> tuple[np.ndarray, np.ndarray] | Mismatch:

@@ -47,7 +47,7 @@ class PadIntoWindow(Rule):
 
 def _merged(m: Match) -> tuple[int, ...] | Mismatch:
     """The pads of the window operator and the Pad together, or why they cannot be added."""
-    root, pad = m.root, _pad_of(m)
+    root, pad = m.root, m.matched("pad")
     spatial = _spatial_pads(m, pad)
     if isinstance(spatial, Mismatch):
         return spatial
@@ -88,10 +88,6 @@ def _value_differs(m: Match, root: Operation, pad: Operation, own: tuple[int, ..
     if root.name == "average_pool" and any(own) and not root.attr("count_include_pad", 0):
         return m.fail("its own padding does not count in the average, the Pad's does", root)
     return None
-
-
-def _pad_of(m: Match) -> Operation:
-    return next(op for op in m.ops if op.name == "pad")
 
 
 def _spatial_pads(m: Match, pad: Operation) -> tuple[int, ...] | Mismatch:

@@ -167,15 +167,11 @@ def _is_private(value: Value | None) -> bool:
 
 
 def _read(m: Match) -> tuple[Linear, np.ndarray] | Mismatch:
-    linear = read_linear(m, _linear(m))
+    linear = read_linear(m, m.matched(*LINEAR))
     if isinstance(linear, Mismatch):
         return linear
     values = per_channel(m, m.k, linear)
     return values if isinstance(values, Mismatch) else (linear, values)
-
-
-def _linear(m: Match) -> Operation:
-    return next(op for op in m.ops if op.name in LINEAR)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import numpy as np
 
 from ..graph import dtypes
 from ..graph.builder import OpBuilder
-from ..graph.core import Operation, Value
+from ..graph.core import Value
 from .base import RulePass
 from .means import Mean, axes_of_means, mean_of
 from .pattern import PatternBuilder, PatternValue
@@ -164,7 +164,7 @@ class NormalizeInF32(Rule):
         return result
 
     def when(self, m: Match) -> Verdict:
-        norm = _normalization(m)
+        norm = m.matched(*_NORMS)
         if len(norm.results) > 1:
             return m.fail("mean or deviation are results, too", norm)
         if str(m.dtype(m.x)) not in _NARROW or m.dtype(m.value) is not m.dtype(m.x):
@@ -172,7 +172,7 @@ class NormalizeInF32(Rule):
         return m.dtype(norm.result) is dtypes.f32 or m.fail("it is not cast to f32", norm)
 
     def build(self, b: OpBuilder, m: Match) -> Value:
-        norm = _normalization(m)
+        norm = m.matched(*_NORMS)
         one = b.const(np.ones(1, np.float32), m.dtype(m.x))
         return b.create(norm.definition, [m.x, one], norm.attributes).result
 
@@ -194,7 +194,7 @@ class NormalizeScale(Rule):
         return _verdict(m, m.scale)
 
     def build(self, b: OpBuilder, m: Match) -> Value:
-        norm = _normalization(m)
+        norm = m.matched(*_NORMS)
         scale = _fitted(b, m, m.scale, -norm.attr("axis"))
         return b.create(norm.definition, [m.x, scale], norm.attributes).result
 
@@ -212,17 +212,13 @@ class NormalizeBias(Rule):
         return _verdict(m, m.bias)
 
     def build(self, b: OpBuilder, m: Match) -> Value:
-        norm = _normalization(m)
+        norm = m.matched(*_NORMS)
         bias = _fitted(b, m, m.bias, -norm.attr("axis"))
         return b.create("layer_normalization", [m.x, m.scale, bias], norm.attributes).result
 
 
-def _normalization(m: Match) -> Operation:
-    return next(op for op in m.ops if op.name in _NORMS)
-
-
 def _verdict(m: Match, value: Value) -> Verdict:
-    norm = _normalization(m)
+    norm = m.matched(*_NORMS)
     if len(norm.results) > 1:
         return m.fail("mean or deviation are results, too", norm)
     axis, rank = norm.attr("axis"), m.rank(m.x)

@@ -258,8 +258,7 @@ class RotateFirstPart(Rule):
         return True if shared is None else shared
 
     def build(self, b: OpBuilder, m: Match) -> Value:
-        op, size = m.op("rotary_embedding"), _last_dim(m, m.x)
-        assert op is not None
+        op, size = m.matched("rotary_embedding"), _last_dim(m, m.x)
         assert isinstance(size, int)
         attributes = {**op.attributes, "rotary_embedding_dim": size}
         return b.create("rotary_embedding", [source_of(m.x), m.cos, m.sin], attributes).result

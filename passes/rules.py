@@ -104,6 +104,10 @@ class Match:
                 return op
         return None
 
+    def matched(self, *names: str) -> Operation:
+        """The first matched operation of one of these IR names, which the rule's pattern always has."""
+        return next(op for op in self.ops if op.name in names)
+
     @property
     def value(self) -> Value:
         """The (first) value to be replaced."""
