@@ -35,6 +35,7 @@ from .driver import apply_rules
 from .fold_scale_shift import scalable_behind_movement, scale_constants
 from .fuse_attention_forms import Operands, choose_again, choose_operands
 from .fuse_attention_masks import Mask, build_mask, choose_mask
+from .fuse_attention_past import AttentionPast
 from .fuse_attention_scores import NearMiss, Scores, dtype_of, near, read_scores
 from .fuse_attention_views import shape_of
 from .rules import Match, Mismatch, OpRule, Replacement, Verdict
@@ -225,8 +226,12 @@ class AttentionOperands(OpRule):
             if not _is_usable_scale(scale, query):
                 return m.fail("the scale of the operands has no place in the attribute")
             attributes["scale"] = _rounded(scale, query)
-        new = b.create("attention", [query, key, value, *old.operands[3:]], attributes).result
-        _put_in_place(rewriter, b, found, new)
+        count = len(old.results)
+        new = b.create("attention", [query, key, value, *old.operands[3:]], attributes, outputs=count)
+        for before, result in zip(old.results[1:], new.results[1:], strict=True):
+            rewriter.set_type(result, before.type)
+            rewriter.replace_uses(before, result)
+        _put_in_place(rewriter, b, found, new.results[0])
         return None
 
 
@@ -257,12 +262,14 @@ class FuseAttention(RulePass):
     name = "fuse-attention"
     exactness = "reassociates"
     fuses = True
-    rules = (FusedAttention, AttentionOperands, ScaleIntoWeights)
+    rules = (FusedAttention, AttentionPast, AttentionOperands, ScaleIntoWeights)
 
     def run(self, module: Module, context: PassContext) -> bool:
         # Where Attention will be taken apart again, a Reshape of each operand would be one too many, and so is a scale.
         flat = module.opsets.get("", 0) >= FIRST_OPSET
-        rules = [FusedAttention(flat), AttentionOperands(flat), *(() if flat else (ScaleIntoWeights(),))]
+        rules = [FusedAttention(flat), AttentionPast(), AttentionOperands(flat)]
+        if not flat:
+            rules.append(ScaleIntoWeights())
         changed = apply_rules(module, rules, context)
         inference = InferenceContext(module.symbols)
         for op in module.walk():

@@ -170,8 +170,8 @@ def choose_again(op: Operation, inference: InferenceContext, flat: bool = False)
     """
     values = [v for v in op.operands[:3] if v is not None]
     shapes = [shape_of(value) for value in values]
-    if any(shape is None or len(shape) != 4 for shape in shapes) or len(op.results) > 1 or op.input(4) is not None:
-        return Mismatch("the operands are not of rank 4, or there is a past", (op,))
+    if any(shape is None or len(shape) != 4 for shape in shapes) or len(op.results) > 3:
+        return Mismatch("the operands are not of rank 4", (op,))
     q, k, _ = (shape or () for shape in shapes)
     parts = [_Operand(value, inference, False, index < 2) for index, value in enumerate(values)]
     leads = [(part.lead[0], part.lead[1]) for part in parts]
@@ -182,6 +182,9 @@ def choose_again(op: Operation, inference: InferenceContext, flat: bool = False)
         return Mismatch("the operands come from another order of axes", (op,))
     if all(choice.value is value for choice, value in zip(found.choices, values, strict=True)):
         return Mismatch("the operands have the simplest form", (op,))
+    heads = found.packed[1] if found.packed is not None else (shape_of(found.choices[1].value) or (None, None))[1]
+    if len(op.operands) > 4 and heads != k[1]:
+        return Mismatch("the past has as many heads as are repeated", (op,))
     return found
 
 

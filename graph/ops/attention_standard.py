@@ -40,7 +40,7 @@ class StandardAttention:
 
     def build(self) -> list[Value] | None:
         op = self.op
-        if op.input(4) is not None or op.input(6) is not None or len(op.results) > 1:
+        if op.input(6) is not None or len(op.results) > 3:
             return None
         attributes = {name: value for name, value in op.attributes.items() if name not in ("masking", "masked_score")}
         mask = op.input(3)
@@ -55,19 +55,25 @@ class StandardAttention:
             mask = self._mask(mask)
             if mask is None:
                 return None
-        return [self.b.create("attention", [*op.operands[:3], mask], attributes).result]
+        operands = [*op.operands[:3], mask, *op.operands[4:]]
+        return list(self.b.create("attention", operands, attributes, outputs=len(op.results)).results)
 
     # ---- masks -------------------------------------------------------------------------------------------------------
 
     def _lengths(self) -> tuple[Dim, Dim] | None:
-        query, key = shape_of_value(self.query), shape_of_value(self.key)
-        return None if query is None or key is None else (query[-2], key[-2])
+        """The numbers of queries and of keys, those of the past included."""
+        query, key, past = (shape_of_value(value) for value in (self.query, self.key, self.op.input(4)))
+        if query is None or key is None or (past is None and self.op.input(4) is not None):
+            return None
+        return query[-2], key[-2] if past is None else past[2] + key[-2]
 
     def _is_causal(self, mask: Value) -> bool:
         """Whether the mask lets query i see keys 0 to i and has as many rows and columns."""
         lengths, shape = self._lengths(), shape_of_value(mask)
         if self.op.attr("is_causal") or lengths is None or shape is None or len(shape) < 2:
             return False
+        if self.op.input(4) is not None:
+            return False  # with a past, is_causal lets the first query see more than one key
         fits = all(prove_equal(a, b) is True for a, b in zip(shape[-2:], lengths, strict=True))
         return fits and is_lower_triangular(mask, self.context) and not any(dim != 1 for dim in shape[:-2])
 
@@ -131,13 +137,21 @@ class StandardAttention:
         if lengths is not None and all(isinstance(length, int) for length in lengths):
             wide: Value = b.expand(mask, [lengths[0], 1 if own else lengths[1]])
         else:
-            keys = b.const([1]) if own else b.shape(self.key, start=-2, end=-1)
+            keys = b.const([1]) if own else self._key_count()
             wide = b.expand(mask, b.concat(b.shape(self.query, start=-2, end=-1), keys, axis=0))
         found = shape_of_value(wide)
         # A mask is broadcast to the scores, never the other way round.
         if lengths is not None and found is not None and isinstance(wide.type, TensorType):
             wide.type = wide.type.with_shape([*found[:-2], lengths[0], found[-1] if own else lengths[1]])
         return wide
+
+    def _key_count(self) -> Value:
+        """The number of keys, those of the past included, as a list of one."""
+        b, past = self.b, self.op.input(4)
+        count: Value = b.shape(self.key, start=-2, end=-1)
+        if past is not None:
+            count = b.add(b.shape(past, start=2, end=3), count)
+        return count
 
 
 def _number(builder: OpBuilder, value: float, dtype: dtypes.DType) -> Value:

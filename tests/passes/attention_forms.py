@@ -30,6 +30,7 @@ class Form(NamedTuple):
     kv_heads: int | None = None
     masking: str | None = None
     removed: tuple[str, ...] = ("softmax",)  # operators that must be gone
+    past: bool = False
 
 
 FORMS: dict[str, Form] = {}
@@ -366,7 +367,7 @@ def tiled_heads_are_not_groups(b: Any) -> None:
     _grouped(b, 2, lambda b, x, repeats: b.tile(x, [1, repeats, 1, 1]))
 
 
-@form()
+@form(past=True, removed=("softmax", "concat"))
 def past_and_present(b: Any) -> None:
     q, k, v = b.input("q", f32[B, H, 1, D]), b.input("k", f32[B, H, 1, D]), b.input("v", f32[B, H, 1, D])
     k = b.concat(b.input("past_k", f32[B, H, "p", D]), k, axis=2)
@@ -374,6 +375,62 @@ def past_and_present(b: Any) -> None:
     b.output(b.softmax(b.mul(q @ transposed(b, k), 0.25)) @ v, "y")
     b.output(k, "present_k")
     b.output(v, "present_v")
+
+
+def cached(b: Any, new: Any, name: str, heads: int = H, batch: Any = B) -> Any:
+    """Keys or values with those of a past, which are given back."""
+    whole = b.concat(b.input(f"past_{name}", f32[batch, heads, "p", D]), new, axis=2)
+    b.output(whole, f"present_{name}")
+    return whole
+
+
+@form(past=True, kv_heads=2, removed=("softmax", "concat"))
+def grouped_past(b: Any) -> None:
+    """Llama: a few heads are kept, and repeated after the past was put before."""
+    q, new = b.input("q", f32["n", H, "s", D]), [b.input(name, f32["n", 2, "s", D]) for name in "kv"]
+    k, v = (cached(b, each, name, 2, "n") for each, name in zip(new, "kv", strict=True))
+    k, v = (b.reshape(b.expand(b.unsqueeze(each, [2]), [1, 1, 2, 1, 1]), [0, H, -1, D]) for each in (k, v))
+    b.output(b.softmax(b.mul(q @ transposed(b, k), 0.25)) @ v, "y")
+
+
+def for_all_keys(b: Any, dtype: Any, queries: Any) -> Any:
+    """A mask of the keys of the past, and of the new ones."""
+    name = "keep" if dtype is bool_ else "mask"
+    old, new = (b.input(f"{name}{suffix}", dtype[B, 1, queries, length]) for suffix, length in (("", "p"), ("2", "s")))
+    return b.concat(old, new, axis=3)
+
+
+@form(past=True, masking="plain", removed=("softmax",))
+def masked_past(b: Any) -> None:
+    """The mask is for all keys, those of the past included."""
+    q, new = b.input("q", f32[B, H, "s", D]), [b.input(name, f32[B, H, "s", D]) for name in "kv"]
+    k, v = (cached(b, each, name) for each, name in zip(new, "kv", strict=True))
+    b.output(b.softmax(b.add(q @ transposed(b, k), for_all_keys(b, f32, 1))) @ v, "y")
+
+
+@form(past=True, masking="plain", removed=("softmax",))
+def masked_past_of_queries(b: Any) -> None:
+    q, new = b.input("q", f32[B, H, "s", D]), [b.input(name, f32[B, H, "s", D]) for name in "kv"]
+    k, v = (cached(b, each, name) for each, name in zip(new, "kv", strict=True))
+    keep = for_all_keys(b, bool_, "s")
+    b.output(b.softmax(b.where(keep, q @ transposed(b, k), LOWEST)) @ v, "y")
+
+
+@form(past=True, packed=True, removed=("softmax", "concat"))
+def projected_past(b: Any) -> None:
+    """The new keys and values are taken as the projections give them."""
+    x = b.input("x", f32[B, S, E])
+    q, k, v = (heads_of(b, x, weights(E, E)) for _ in range(3))
+    k, v = cached(b, k, "k"), cached(b, v, "v")
+    b.output(joined(b, b.softmax(b.mul(q @ transposed(b, k), 0.25)) @ v), "y")
+
+
+@form()
+def past_that_is_not_given_back(b: Any) -> None:
+    q, k, v = b.input("q", f32[B, H, 1, D]), b.input("k", f32[B, H, 1, D]), b.input("v", f32[B, H, 1, D])
+    k = b.concat(b.input("past_k", f32[B, H, "p", D]), k, axis=-2)
+    v = b.concat(b.input("past_v", f32[B, H, "p", D]), v, axis=-2)
+    b.output(b.softmax(b.mul(q @ transposed(b, k), 0.25)) @ v, "y")
 
 
 def model_of(build: Callable[[Any], None], opset: int = 21) -> Any:
@@ -392,10 +449,10 @@ def feeds_for(model: Any, seed: int = 0, **sizes: int) -> dict[str, np.ndarray]:
     for argument in model.main.inputs:
         shape = [dim if isinstance(dim, int) else sizes[dim.label] for dim in argument.type.shape]
         value = random.uniform(-1, 1, shape)
-        if argument.name in ("keep", "hide") or argument.name == "mask":
+        if argument.name.startswith(("keep", "hide", "mask")):
             value = random.uniform(0, 1, shape) < 0.6
-            value[..., 0] = argument.name != "hide"
-        if argument.name == "mask":
+            value[..., :1] = argument.name != "hide"
+        if argument.name.startswith("mask"):
             value = np.where(value, 0, -np.inf)
         feeds[argument.name] = value.astype(argument.type.dtype.numpy)
     return feeds

@@ -1,0 +1,158 @@
+"""Caches of keys and values: they become the past of an attention, as ONNX Runtime runs it, or stay concatenations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from attention_forms import FORMS, B, D, H, cached, feeds_for, four, model_of, transposed
+from test_fuse_attention import fuse, run, run_in_runtime, same
+
+from tilewright import f32
+from tilewright.importers.onnx import to_proto
+from tilewright.passes.explain import render
+from tilewright.passes.fuse_attention_past import AttentionPast
+
+PASTS = [name for name, form in FORMS.items() if form.past]
+
+
+@pytest.mark.parametrize("length", [0, 1, 4])
+@pytest.mark.parametrize("name", PASTS)
+def test_written_as_attention(name: str, length: int) -> None:
+    model = model_of(FORMS[name].build)
+    feeds = feeds_for(model, p=length)
+    before = run(model, feeds)
+    fuse(model, "fuse-attention,fold,cse,dce")
+    written = to_proto(model, opset=23, keep_fused=True)
+    onnx.checker.check_model(written, full_check=True)
+    [attention] = [node for node in written.graph.node if node.op_type == "Attention"]
+    assert len(attention.output) == 3
+    assert attention.input[4]
+    same(run_in_runtime(written, feeds), before)
+
+
+def test_written_as_parts_it_is_what_it_was() -> None:
+    model = model_of(FORMS["grouped_past"].build)
+    before = len(to_proto(model, opset=18).graph.node)
+    fuse(model, "fuse-attention,fold,cse,dce")
+    written = to_proto(model, opset=18)
+    assert [node.op_type for node in written.graph.node].count("Concat") == 2
+    assert len(written.graph.node) <= before
+
+
+# ---- what stays ------------------------------------------------------------------------------------------------------
+
+STAYS: dict[str, tuple[Callable[[Any], None], str]] = {}
+
+
+def stays(reason: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+    def register(build: Callable[[Any], None]) -> Callable[[Any], None]:
+        STAYS[build.__name__] = build, reason
+        return build
+
+    return register
+
+
+def attend(b: Any, q: Any, k: Any, v: Any) -> None:
+    b.output(b.softmax(b.mul(q @ transposed(b, k), 0.25)) @ v, "y")
+
+
+def one_token(b: Any) -> tuple[Any, Any, Any]:
+    return tuple(b.input(name, f32[B, H, 1, D]) for name in "qkv")
+
+
+@stays("both come from a concatenation")
+def only_the_keys_have_a_past(b: Any) -> None:
+    q, k, _ = four(b)
+    v = b.input("values", f32[B, H, 9, D])
+    k = b.concat(b.input("past", f32[B, H, 2, D]), k, axis=2)
+    b.output(k, "present")
+    attend(b, q, k, v)
+
+
+@stays("concatenation of two")
+def three_parts(b: Any) -> None:
+    q, k, v = one_token(b)
+    k, v = (
+        b.concat(*(b.input(f"{name}{i}", f32[B, H, 2, D]) for i in "ab"), x, axis=2)
+        for name, x in (("k_", k), ("v_", v))
+    )
+    b.output(k, "present_k")
+    b.output(v, "present_v")
+    attend(b, q, k, v)
+
+
+@stays("concatenation of two")
+def another_axis(b: Any) -> None:
+    """More heads, not more keys."""
+    q = b.input("q", f32[B, H, 1, D])
+    halves = [[b.input(f"{name}{i}", f32[B, H // 2, 3, D]) for i in "ab"] for name in "kv"]
+    k, v = (b.concat(*half, axis=1) for half in halves)
+    b.output(k, "present_k")
+    b.output(v, "present_v")
+    attend(b, q, k, v)
+
+
+@stays("needs all keys or values before")
+def the_length_of_all_keys_is_read_first(b: Any) -> None:
+    """A bias for all keys is made of them, so that they have to be there."""
+    q, k, v = one_token(b)
+    k, v = cached(b, k, "k"), cached(b, v, "v")
+    bias = b.reduce_max(k, [1, 3], keepdims=0)
+    scores = q @ transposed(b, k)
+    b.output(b.softmax(b.add(scores, b.unsqueeze(bias, [1, 2]))) @ v, "y")
+
+
+@stays("all keys and values are not given back")
+def keys_are_not_given_back(b: Any) -> None:
+    q, k, v = one_token(b)
+    k = b.concat(b.input("past_k", f32[B, H, "p", D]), k, axis=2)
+    attend(b, q, k, cached(b, v, "v"))
+
+
+@stays("both come from a concatenation")
+def keys_are_the_values(b: Any) -> None:
+    q, k, _ = one_token(b)
+    k = cached(b, k, "k")
+    attend(b, q, k, k)
+
+
+@stays("not shown to be equal")
+def a_past_of_one_head_for_all(b: Any) -> None:
+    """Not even ONNX allows it, but types of unknown dims might."""
+    q, k, v = one_token(b)
+    past = b.input("past_k", f32[B, "h", "p", D])
+    k = b.concat(past, k, axis=2)
+    b.output(k, "present_k")
+    attend(b, q, k, cached(b, v, "v"))
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_stays(name: str) -> None:
+    build, reason = STAYS[name]
+    model = model_of(build)
+    feeds = feeds_for(model, h=H)
+    before = run(model, feeds)
+    fuse(model)
+    [attention] = [op for op in model.walk() if op.name == "attention"]
+    assert len(attention.operands) <= 4
+    assert any(op.name == "concat" for op in model.walk())
+    assert reason in render(model, AttentionPast)
+    same(run(model, feeds), before)
+
+
+def test_causal_attention_keeps_its_keys() -> None:
+    def build(b: Any) -> None:
+        q, k, v = (b.input(name, f32[B, H, 3, D]) for name in "qkv")
+        b.output(b.attention(q, cached(b, k, "k"), cached(b, v, "v"), is_causal=1), "y")
+
+    model = model_of(build)
+    before = run(model, feeds_for(model))
+    fuse(model)
+    [attention] = [op for op in model.walk() if op.name == "attention"]
+    assert len(attention.operands) == 3
+    same(run(model, feeds_for(model)), before)
+    assert np.isfinite(before["y"]).all()
