@@ -14,7 +14,7 @@ Invariant: only types change. A declared type that cannot be right is corrected,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -242,25 +242,36 @@ def _positive_symbols(block: Block, inference: InferenceContext) -> dict[DimExpr
 
 
 def _equal_symbols(block: Block) -> dict[DimExpr, DimExpr]:
-    """Two symbols of one name that are equal wherever the model runs, and the one that they become; empty if there are
-    none.
+    """Symbols of one name that are equal wherever the model runs, and the one that they become.
 
     The operands of a Concat agree in all axes but one. Again, only what is always computed counts. Symbols of different
     names stay apart: the names of the model's interface are the user's.
     """
+    found: dict[DimExpr, DimExpr] = {}
     for op in block:
         if op.name != "concat" or not op.results[0].use_count:
             continue
-        shapes = [v.type.shape for v in op.operand_values if isinstance(v.type, TensorType) and v.type.shape]
-        axis = op.attr("axis") % len(shapes[0]) if shapes else 0
-        for other in shapes[1:]:
-            for position, (left, right) in enumerate(zip(shapes[0], other, strict=True)):
-                if position != axis and left is not right and is_symbol(left) and is_symbol(right):
-                    assert isinstance(left, DimExpr)
-                    assert isinstance(right, DimExpr)
-                    if left.label == right.label:
-                        return dict.fromkeys((left, right), _both(left, right))
-    return {}
+        for left, right in _agreeing_dims(op):
+            if not (isinstance(left, DimExpr) and isinstance(right, DimExpr) and is_symbol(left) and is_symbol(right)):
+                continue
+            first, second = found.get(left, left), found.get(right, right)
+            if first is second or first.label != second.label:
+                continue
+            one = _both(first, second)
+            members = [each for each, representative in found.items() if representative in (first, second)]
+            found.update(dict.fromkeys([*members, left, right, first, second], one))
+    return {each: one for each, one in found.items() if each is not one}
+
+
+def _agreeing_dims(concat: Operation) -> Iterator[tuple[Dim, Dim]]:
+    """Dims of the operands that are equal where `concat` runs."""
+    shapes = [value.type.shape for value in concat.operand_values if isinstance(value.type, TensorType)]
+    known = [shape for shape in shapes if shape]
+    axis = concat.attr("axis") % len(known[0]) if known else 0
+    for other in known[1:]:
+        for position, dims in enumerate(zip(known[0], other, strict=True)):
+            if position != axis:
+                yield dims
 
 
 def _both(left: DimExpr, right: DimExpr) -> DimExpr:
