@@ -11,13 +11,14 @@ machine the peak itself comes out low.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
 import numpy as np
-from kernels import best_of, in_plain_environment, peak
+from kernels import in_plain_environment, peak
 from measure import table
 
 from tilewright.backends.cpu.jit import compile_modules
@@ -31,7 +32,18 @@ from tilewright.backends.cpu.kernels.conv import (
     conv_units,
     packed_filters,
 )
+from tilewright.backends.cpu.kernels.depthwise import (
+    Blocks,
+    Depthwise,
+    build_depthwise,
+    choose_depthwise_tiling,
+    depthwise_arguments,
+    depthwise_blocks,
+    depthwise_units,
+    packed_taps,
+)
 from tilewright.backends.cpu.kernels.image import BY_CHANNEL, ImageEpilogue, ImageOperand, Layout, Window
+from tilewright.backends.cpu.kernels.pack import on_cache_lines
 from tilewright.backends.cpu.machine import machine
 from tilewright.graph.dtypes import f32
 from tilewright.graph.module import Module
@@ -79,6 +91,16 @@ LAYERS = [
     Layer(28, 128, 128, 3, dilation=2), Layer(14, 512, 512, 3, groups=32), Layer(20, 128, 128, 3),
     Layer(13, 256, 512, 3), Layer(112, 64, 128, 3),
 ]  # fmt: skip
+DEPTHWISE = [
+    Layer(size, channels, channels, kernel, stride, groups=channels)
+    for size, channels, kernel, stride in [
+        (112, 32, 3, 1), (112, 96, 3, 2), (56, 144, 3, 1), (56, 144, 3, 2), (28, 192, 3, 1), (28, 192, 3, 2),
+        (14, 384, 3, 1), (14, 576, 3, 1), (14, 576, 3, 2), (7, 960, 3, 1), (56, 144, 5, 2), (28, 240, 5, 1),
+        (14, 480, 5, 1), (14, 672, 5, 2), (7, 1152, 5, 1), (56, 96, 7, 1), (14, 384, 7, 1),
+    ]
+]  # fmt: skip
+
+TILES = [(2, 7), (4, 4), (3, 6), (2, 4)]
 
 
 def bias_relu(b: Any, total: Any, given: Any) -> Any:
@@ -101,22 +123,33 @@ def compiled(module: Module, names: list[str], known: dict[str, Any]) -> Callabl
     return run
 
 
-def onnxruntime_layer(layer: Layer, x: np.ndarray, w: np.ndarray, bias: np.ndarray) -> tuple[Callable[[], object], Any]:
-    """A run of the layer with its Relu on bound buffers, and its result."""
+def best_of(runs: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """The shortest time of each, in seconds of this thread. They run in turn, each twice, so that it finds its operands
+    in the caches that they fit into, as it would in a network."""
+    best = dict.fromkeys(runs, float("inf"))
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for name, run in runs.items():
+            run()
+            started = time.thread_time()
+            run()
+            best[name] = min(best[name], time.thread_time() - started)
+    return best
+
+
+def onnxruntime_run(
+    nodes: list[Any], x: np.ndarray, weights: dict[str, np.ndarray]
+) -> tuple[Callable[[], object], Any]:
+    """A run of the nodes, from x to y, on bound buffers, and its result."""
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
 
-    facts = {
-        "strides": [layer.stride] * 2, "pads": [layer.pad] * 4, "group": layer.groups,
-        "dilations": [layer.dilation] * 2,
-    }  # fmt: skip
-    shape = [1, layer.outputs, layer.out, layer.out]
     graph = helper.make_graph(
-        [helper.make_node("Conv", ["x", "w", "b"], ["c"], **facts), helper.make_node("Relu", ["c"], ["y"])],
+        nodes,
         "layer",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        [numpy_helper.from_array(w, "w"), numpy_helper.from_array(bias, "b")],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     options = onnxruntime.SessionOptions()
@@ -128,9 +161,28 @@ def onnxruntime_layer(layer: Layer, x: np.ndarray, w: np.ndarray, bias: np.ndarr
     return lambda: session.run_with_iobinding(binding), session.run(None, {"x": x})[0]
 
 
+def layer_nodes(layer: Layer, source: str, result: str) -> list[Any]:
+    """The layer and its Relu."""
+    from onnx import helper
+
+    facts = {
+        "strides": [layer.stride] * 2, "pads": [layer.pad] * 4, "group": layer.groups,
+        "dilations": [layer.dilation] * 2,
+    }  # fmt: skip
+    conv = helper.make_node("Conv", [source, "w", "b"], [f"{result}_sum"], **facts)
+    return [conv, helper.make_node("Relu", [f"{result}_sum"], [result])]
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """A contiguous copy that begins at a cache line, as everything in an executable's arena does."""
+    copy = on_cache_lines(array.size, array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
 def haloed(layer: Layer, x: np.ndarray) -> np.ndarray:
     padded = np.pad(x[0], [(0, 0), (layer.pad,) * 2, (layer.pad,) * 2])
-    return np.ascontiguousarray(padded if layer.planar else padded.transpose(1, 2, 0))
+    return aligned(padded if layer.planar else padded.transpose(1, 2, 0))
 
 
 def conv_runs(
@@ -146,7 +198,7 @@ def conv_runs(
         Layout(None, steps[1], steps[2], steps[3], steps[0]), Layout(None, 0, out * layer.outputs, layer.outputs),
         EPILOGUE,
     )  # fmt: skip
-    y = np.zeros((out, out, layer.outputs), np.float32)
+    y = aligned(np.zeros((out, out, layer.outputs), np.float32))
     runs = {}
     best = choose_conv_tiling(conv, machine())
     for tiling in conv_tilings(conv, machine()) if every else [best]:
@@ -161,19 +213,24 @@ def conv_runs(
     return runs, y
 
 
-def layer_row(layer: Layer, seconds: float, every: bool) -> list[str]:
-    random = np.random.default_rng(0)
-    x = random.normal(size=(1, layer.channels, layer.size, layer.size)).astype(np.float32)
-    w = random.normal(size=(layer.outputs, layer.channels // layer.groups, layer.kernel, layer.kernel)) * 0.05
-    w, bias = w.astype(np.float32), random.normal(size=layer.outputs).astype(np.float32)
-    theirs, expected = onnxruntime_layer(layer, x, w, bias)
-    ours, y = conv_runs(layer, x, w, bias, every)
-    for name, run in ours.items():
+def check(layer: Layer, runs: dict[str, Callable[[], object]], y: np.ndarray, expected: np.ndarray) -> None:
+    """Each run writes into `y` [row, pixel, channel] what is expected."""
+    for name, run in runs.items():
         y[...] = 0
         run()
         error = np.abs(y.transpose(2, 0, 1) - expected[0]).max() / np.abs(expected).max()
         if error > 1e-5:
             raise click.ClickException(f"{layer}, {name}: differs by {error:.1e}")
+
+
+def layer_row(layer: Layer, seconds: float, every: bool) -> list[str]:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(1, layer.channels, layer.size, layer.size)).astype(np.float32)
+    w = random.normal(size=(layer.outputs, layer.channels // layer.groups, layer.kernel, layer.kernel)) * 0.05
+    w, bias = w.astype(np.float32), random.normal(size=layer.outputs).astype(np.float32)
+    theirs, expected = onnxruntime_run(layer_nodes(layer, "x", "y"), x, {"w": w, "b": bias})
+    ours, y = conv_runs(layer, x, w, bias, every)
+    check(layer, ours, y, expected)
     registers, operations = peak()
     best = best_of({"peak": registers, "onnxruntime": theirs, **ours}, seconds)
     top, rival = operations / best["peak"], layer.operations / best["onnxruntime"]
@@ -183,6 +240,61 @@ def layer_row(layer: Layer, seconds: float, every: bool) -> list[str]:
     return [
         str(layer), f"{top / 1e9:.0f}", f"{rates[winner] / 1e9:.0f} ({100 * rates[winner] / top:.0f}%)",
         f"{rival / 1e9:.0f}", f"{rates[winner] / rival:.2f}", tried,
+    ]  # fmt: skip
+
+
+def depthwise_runs(
+    layer: Layer, x: np.ndarray, w: np.ndarray, bias: np.ndarray, every: bool
+) -> tuple[dict[str, Callable[[], object]], np.ndarray]:
+    """Runs of our kernel with the tiling and blocks that are chosen, or with many, and the buffer of the result."""
+    source, out, channels = haloed(layer, x), layer.out, layer.channels
+    side = layer.size + 2 * layer.pad
+    kernel = Depthwise(
+        Window.of((layer.kernel,) * 2, (layer.stride,) * 2, (layer.dilation,) * 2), channels, f32, 1, out, out,
+        Layout(None, 0, side * channels, channels), Layout(None, 0, out * channels, channels), EPILOGUE,
+    )  # fmt: skip
+    y = aligned(np.zeros((out, out, channels), np.float32))
+    runs = {}
+    tilings = [choose_depthwise_tiling(kernel, machine())]
+    if every:
+        tilings += [replace(tilings[0], rows=rows, pixels=min(pixels, out)) for rows, pixels in TILES]
+    for tiling in tilings:
+        chosen = depthwise_blocks(kernel, tiling, machine(), out, out)
+        most = -(-channels // tiling.lanes)
+        for blocks in {chosen, Blocks(1, 1), Blocks(1, max(1, most // 4))} if every else [chosen]:
+            known = {
+                "x": source, "w": packed_taps(w, kernel, tiling), "y": y, "bias": bias, "images": 1,
+                "row_blocks": blocks.rows, "channel_blocks": blocks.channels, "x_image": 0, "y_image": 0, "begin": 0,
+                "end": depthwise_units(1, 1, blocks), "thread": 0,
+            }  # fmt: skip
+            name = f"{tiling.rows}x{tiling.pixels}/{blocks.channels}"
+            runs[name] = compiled(build_depthwise("dw", kernel, tiling), depthwise_arguments(kernel), known)
+    return runs, y
+
+
+def depthwise_row(layer: Layer, seconds: float, every: bool) -> list[str]:
+    """Of ONNX Runtime a run of two layers minus one of the first, so that bringing the input into its layout counts
+    for nothing."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(1, layer.channels, layer.size, layer.size)).astype(np.float32)
+    w = random.normal(size=(layer.outputs, 1, layer.kernel, layer.kernel)).astype(np.float32)
+    bias = random.normal(size=layer.outputs).astype(np.float32)
+    weights = {"w": w, "b": bias}
+    before = layer_nodes(replace(layer, stride=1), "x", "y")
+    one, _ = onnxruntime_run(before, x, weights)
+    two, _ = onnxruntime_run(
+        [*layer_nodes(replace(layer, stride=1), "x", "z"), *layer_nodes(layer, "z", "y")], x, weights
+    )
+    alone, expected = onnxruntime_run(layer_nodes(layer, "x", "y"), x, weights)
+    ours, y = depthwise_runs(layer, x, w, bias, every)
+    check(layer, ours, y, expected)
+    best = best_of({"one": one, "two": two, "alone": alone, **ours}, seconds)
+    winner = min(ours, key=lambda name: best[name])
+    theirs = best["two"] - best["one"]
+    tried = " ".join(f"{name} {best[name] * 1e6:.0f}" for name in ours)
+    return [
+        str(layer), f"{best[winner] * 1e6:.0f}", f"{theirs * 1e6:.0f}", f"{best['alone'] * 1e6:.0f}",
+        f"{theirs / best[winner]:.2f}", f"{layer.operations / best[winner] / 1e9:.0f}", tried,
     ]  # fmt: skip
 
 
@@ -196,6 +308,9 @@ def main(seconds: float, only: str, every: bool) -> None:
     rows = [layer_row(layer, seconds, every) for layer in LAYERS if only in str(layer)]
     columns = ["layer", "peak GFLOP/s", "tilewright", "onnxruntime", "ratio", "rows x pixels x channels of a tile"]
     table("Convolutions, float32, one thread", columns, rows)
+    rows = [depthwise_row(layer, seconds, every) for layer in DEPTHWISE if only in str(layer)]
+    columns = ["layer", "tilewright us", "onnxruntime us", "with layout", "ratio", "GFLOP/s", "tiles/blocks"]
+    table("Depthwise convolutions, float32, one thread", columns, rows)
 
 
 if __name__ == "__main__":

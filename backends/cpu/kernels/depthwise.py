@@ -87,22 +87,18 @@ class Blocks:
 
 
 def choose_depthwise_tiling(kernel: Depthwise, machine: Machine) -> DepthwiseTiling:
-    """The preferred one of `depthwise_tilings`."""
-    return depthwise_tilings(kernel, machine)[0]
-
-
-def depthwise_tilings(kernel: Depthwise, machine: Machine) -> list[DepthwiseTiling]:
-    """Tilings worth trying: sums take half of the registers, filters and input the rest."""
+    """Sums take half of the registers, filters and input the rest. Tiles are square, so that little of the input is
+    loaded for several of them; with large filters they are wide, since those of few rows are in registers at a time."""
     lanes = machine.lanes(computed_in(kernel.dtype))
     while lanes > 4 and lanes // 2 >= kernel.channels:
         lanes //= 2
-    sums = machine.registers // 2 - 2
-    looped = _is_looped(kernel.window)
-    found = []
-    for rows in (1,) if looped or kernel.rows == 1 else (2, 1):
-        pixels = max(1, sums // rows)
-        found.append(DepthwiseTiling(rows, min(pixels, kernel.pixels or pixels), lanes))
-    return found
+    wide = machine.registers >= 32
+    rows, pixels = (4, 4) if wide else (2, 3)
+    if kernel.window.kernel[1] * kernel.window.kernel[2] > 30:
+        rows, pixels = (2, 7) if wide else (1, 6)
+    if kernel.rows == 1 or _is_looped(kernel.window):
+        rows, pixels = 1, rows * pixels
+    return DepthwiseTiling(min(rows, kernel.rows or rows), min(pixels, kernel.pixels or pixels), lanes)
 
 
 def _is_looped(window: Window) -> bool:
@@ -112,14 +108,14 @@ def _is_looped(window: Window) -> bool:
 def depthwise_blocks(
     kernel: Depthwise, tiling: DepthwiseTiling, machine: Machine, rows: int, pixels: int, threads: int = 1
 ) -> Blocks:
-    """Channels are cut so that the rows of input a tile sees fit into half the first-level cache, rows so that each
-    thread gets several units of work."""
+    """Channels are cut so that the rows of input that a row of tiles sees fit into the first-level cache, unless that
+    would leave little of each pixel, which is read best in order; rows so that each thread gets several units."""
     size = kernel.dtype.numpy.itemsize
     _, height, width = kernel.window.kernel
     seen = (pixels * kernel.window.strides[2] + width) * (height + tiling.rows) * size
     vectors = -(-kernel.channels // tiling.lanes)
-    together = max(1, machine.l1 // 2 // max(1, seen * tiling.lanes))
-    channels = -(-vectors // together)
+    together = machine.l1 // max(1, seen * tiling.lanes)
+    channels = -(-vectors // together) if together >= 3 else 1
     wanted = 1 if threads == 1 else 4 * threads
     blocks = max(1, min(-(-wanted // channels), -(-rows // tiling.rows)))
     return Blocks(blocks, channels)
