@@ -28,6 +28,7 @@ from tilewright.graph.dims import FreshSymbols
 from tilewright.graph.dtypes import BY_NAME, DType, bf16, bool_, f16, f32, f64, from_numpy, i32
 from tilewright.graph.evaluation import evaluate_op
 from tilewright.graph.kernel.scalar_emitter import ScalarEmitter
+from tilewright.graph.kernel.strided import dense_strides
 from tilewright.graph.ops.elementwise import Elementwise
 
 random = np.random.default_rng(11)
@@ -40,8 +41,9 @@ def kernel_of(body: Any, arrays: Sequence[np.ndarray], shape: Sequence[int], res
         MapOperand(from_numpy(array.dtype), strides[-1] if strides[-1] in (0, 1) else None)
         for array, strides in zip(arrays, space.strides, strict=True)
     )
-    kernel = Map(len(space.extents), operands, (result,), body)
+    kernel = Map(len(space.extents), operands, (MapOperand(result, 1),), body)
     known: dict[str, Any] = {f"extent{axis}": extent for axis, extent in enumerate(space.extents)}
+    known |= {f"y0_stride{axis}": stride for axis, stride in enumerate(dense_strides(space.extents))}
     known["y0"] = np.zeros(max(1, int(np.prod(shape))), result.numpy)
     for position, (array, strides) in enumerate(zip(arrays, space.strides, strict=True)):
         known[f"x{position}"] = np.ascontiguousarray(array).reshape(-1)
@@ -90,11 +92,25 @@ def test_dims_are_joined_where_all_operands_go_on_evenly() -> None:
 def test_a_strided_operand_is_gathered() -> None:
     x = random.normal(size=(6, 5)).astype(np.float32)
     space = collapse((5, 6), [(1, 5)])
-    kernel = Map(2, (MapOperand(f32, None),), (f32,), lambda b, x: [b.neg(x[0])])
-    given = [np.zeros(30, np.float32), x.reshape(-1), *space.extents, *space.strides[0], 0, space.units, 0]
+    kernel = Map(2, (MapOperand(f32, None),), (MapOperand(f32, 1),), lambda b, x: [b.neg(x[0])])
+    given = [np.zeros(30, np.float32), x.reshape(-1), *space.extents, 6, *space.strides[0], 0, space.units, 0]
     ours, compiled = run_both(build_map("map", kernel, machine_of_width(256)), given, 256)
     assert np.array_equal(ours[0].reshape(5, 6), -x.T)
     assert np.array_equal(compiled[0].reshape(5, 6), -x.T)
+
+
+def test_a_result_can_have_gaps_and_lie_the_other_way_round() -> None:
+    x = random.normal(size=(6, 5)).astype(np.float32)
+    for strides, inner in (((9, 1), 1), ((1, 7), None)):
+        kernel = Map(2, (MapOperand(f32, 1),), (MapOperand(f32, inner),), lambda b, x: [b.neg(x[0])])
+        y_strides = strides if inner is None else strides[:1]
+        target = np.zeros(60, np.float32)
+        given = [target, x.reshape(-1), 6, 5, *y_strides, 5, 0, 6, 0]
+        ours, compiled = run_both(build_map("map", kernel, machine_of_width(256)), given, 256)
+        for flat in (ours[0], compiled[0]):
+            seen = np.lib.stride_tricks.as_strided(flat, (6, 5), [4 * stride for stride in strides])
+            assert np.array_equal(seen, -x)
+            assert np.count_nonzero(flat) == 30
 
 
 @pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
