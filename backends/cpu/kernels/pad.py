@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Piece:
     """A copy of `extents` elements to the result from `target` on.
 
-    They come from the operand ("x"), the result itself ("y") or the one number of the padding ("value"): from `source`
-    on, with a step of 1, 0 (the same again) or -1 (backwards) along each dim. Later pieces read what earlier ones wrote.
+    They come from the operand ("x"), the result itself ("y") or the one number of the padding ("value"), from `source`
+    on with a step of 1, 0 (the same again) or -1 (backwards) along each dim. Later pieces read what earlier ones wrote.
     """
 
     kind: str
