@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -251,7 +251,7 @@ def attribute_value(
     if kind == AttributeProto.STRING:
         return _text(proto.s)
     if kind == AttributeProto.STRINGS:
-        return tuple(_text(item) for item in proto.strings)
+        return _each_once(_text, proto.strings)
     if kind == AttributeProto.TENSOR:
         return tensor(proto.t)
     if kind == AttributeProto.TENSORS:
@@ -268,6 +268,13 @@ def attribute_value(
         "onnx/attribute-kind",
         f"attribute {proto.name!r} has type {AttributeProto.AttributeType.Name(kind)}, which is not supported here",
     )
+
+
+def _each_once(function: Callable[[Any], Any], items: Iterable[Any]) -> tuple[Any, ...]:
+    """`function` of each item, computed once for equal ones: a tree ensemble has millions of strings, few different."""
+    items = tuple(items)
+    results = {item: function(item) for item in set(items)}
+    return tuple(map(results.__getitem__, items))
 
 
 def _text(raw: bytes) -> str | bytes:
@@ -293,9 +300,9 @@ def attribute_proto(name: str, value: AttributeValue, kind: str | None = None) -
     elif kind == "floats":
         proto.floats.extend(value)
     elif kind == "ints":
-        proto.ints.extend(map(int, value))
+        proto.ints.extend(value if set(map(type, value)) == {int} else map(int, value))
     elif kind == "strings":
-        proto.strings.extend(map(_raw, value))
+        proto.strings.extend(_each_once(_raw, value))
     elif kind == "tensor":
         proto.t.CopyFrom(tensor_proto(value))
     elif kind == "tensors":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -10,8 +11,15 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ...graph.diagnostics import ModelError
 
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
 # A model of more bytes than this is not copied to find out whether it holds unknown fields.
 _COPY_LIMIT = 1 << 26
+# With so few nodes, initializers, ..., or so many bytes for each, it is faster to look at each message than to copy the
+# model: that of a tree ensemble is one node with millions of numbers.
+_FEW_ENTRIES = 16
+_LONG_ENTRY = 1 << 13
 
 
 class Modelled:
@@ -67,12 +75,34 @@ def check_text(message: Message) -> None:
                     raise ModelError("onnx/not-text", f"the file is damaged: {where} is no UTF-8 text: {wrong!r}")
 
 
-def has_unknown_fields(message: Message) -> bool:
-    """Whether `message` may hold fields, at any depth, that the installed onnx does not know."""
-    size = message.ByteSize()
+def has_unknown_fields(model: ModelProto) -> bool:
+    """Whether `model` may hold fields, at any depth, that the installed onnx does not know."""
+    graph = model.graph
+    entries = len(graph.node) + len(graph.initializer) + len(graph.value_info) + len(graph.input) + len(model.functions)
+    if entries <= _FEW_ENTRIES:
+        return _any_unknown(model)
+    size = model.ByteSize()
+    if size > _LONG_ENTRY * entries:
+        return _any_unknown(model)
     if size > _COPY_LIMIT:
         return True
-    known = type(message)()
-    known.CopyFrom(message)
+    known = type(model)()
+    known.CopyFrom(model)
     known.DiscardUnknownFields()
     return known.ByteSize() != size
+
+
+def _any_unknown(message: Message) -> bool:
+    """Whether a message, at any depth, has unknown fields: looks at each message, but at no number or string."""
+    stack = [message]
+    while stack:
+        current = stack.pop()
+        if len(UnknownFieldSet(current)):
+            return True
+        for field, value in current.ListFields():
+            if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
+                if isinstance(value, Message):
+                    stack.append(value)
+                else:
+                    stack.extend(value)
+    return False

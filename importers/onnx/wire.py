@@ -10,6 +10,7 @@ onnx's descriptors.
 
 from __future__ import annotations
 
+import itertools
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -296,24 +297,13 @@ class _Splitter(Reader):
         return pieces
 
     def has_no_tensor(self, start: int, end: int) -> bool:
-        """Whether an attribute certainly holds no message, but for instance millions of numbers.
+        """Whether an attribute starts with many fields that are no messages, but for instance millions of numbers.
 
-        They stand there one by one: what follows the first few fields is a message, too, and protobuf reads it faster.
+        They stand there one by one. A tensor behind them, which would make no sense, is left to protobuf uncut.
         """
-        from google.protobuf.message import DecodeError
-        from onnx import AttributeProto
-
         children = self.layout.attribute.children
-        for count, (tag, field_start, _, _) in enumerate(self.fields(start, end)):
-            if tag in children:
-                return False
-            if count == FIRST_FIELDS:
-                try:
-                    rest = AttributeProto.FromString(bytes(self.data[field_start:end]))
-                except DecodeError:
-                    return False
-                return not any(field.message_type is not None for field, _ in rest.ListFields())
-        return True
+        first = itertools.islice(self.fields(start, end), FIRST_FIELDS)
+        return not any(tag in children for tag, *_ in first)
 
     def tensor(self, start: int, end: int) -> list[bytes | memoryview] | None:
         """Cut the content of a tensor if it is long, the only one in it, and not said to be elsewhere.
