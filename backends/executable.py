@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ..graph.diagnostics import Diagnostic, UsageError, require
 from ..graph.module import Module
 from .signature import Port, Signature
@@ -75,3 +77,13 @@ class Executable(ABC):
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
         return f"<{type(self).__name__} ({inputs}) -> ({outputs})>"
+
+
+def owned(result: Any, arguments: Sequence[Any]) -> Any:
+    """`result`, copied if writing to it would change an argument, a constant or another result."""
+    if isinstance(result, list):
+        return [owned(item, arguments) for item in result]
+    if not isinstance(result, np.ndarray):
+        return result
+    shared = not (result.flags.owndata and result.flags.writeable) or any(result is given for given in arguments)
+    return result.copy() if shared else result

@@ -17,7 +17,7 @@ from ...graph.evaluator import Evaluator, captures
 from ...graph.lowerings.builder import data_of
 from ...graph.module import Module
 from ...passes.manager import PassManager
-from ..executable import Executable
+from ..executable import Executable, owned
 from .library import KernelLibrary
 from .machine import machine, usable_cores
 from .planner import Planner, Shared
@@ -89,7 +89,7 @@ class CpuExecutable(Executable):
             program = self._program(index, step, tuple(array.shape for array in arrays), known)
             values.update(zip(step.outputs, program.run(workers, arrays), strict=True))
         returned = [_fetch(values, self._block.returned[index]) for index in outputs]
-        return [_owned(result, arguments) for result in returned], ()
+        return [owned(result, arguments) for result in returned], ()
 
     def report(self) -> dict[str, Any]:
         """What was compiled.
@@ -136,16 +136,6 @@ def _fetch(values: Mapping[Value, Any], value: Value) -> Any:
     data = data_of(value)
     assert data is not None
     return data.numpy()
-
-
-def _owned(result: Any, arguments: Sequence[Any]) -> Any:
-    """`result`, copied if writing to it would change an argument, a constant or another result."""
-    if isinstance(result, list):
-        return [_owned(item, arguments) for item in result]
-    if not isinstance(result, np.ndarray):
-        return result
-    shared = not (result.flags.owndata and result.flags.writeable) or any(result is given for given in arguments)
-    return result.copy() if shared else result
 
 
 def create(module: Module, threads: int | None = None, precision: str = "float32") -> CpuExecutable:

@@ -10,14 +10,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
-
 from ...graph.clone import clone_module
 from ...graph.core import Value
 from ...graph.diagnostics import Diagnostic, UsageError
 from ...graph.evaluator import Evaluator, Plans, Trace
 from ...graph.module import Module
-from ..executable import Executable
+from ..executable import Executable, owned
 from .claims import Claims
 
 
@@ -49,7 +47,7 @@ class ReferenceExecutable(Executable):
         results = evaluator.run(main.block, arguments, wanted, dims=dims)
         for index, result in zip(outputs, results, strict=True):
             claims.check_output(self.outputs[index], result)
-        return [_owned(result, arguments) for result in results], claims.findings
+        return [owned(result, arguments) for result in results], claims.findings
 
     def report(self) -> dict[str, Any]:
         """`operations` (how many, subgraphs and functions included) and `operators` (how many of each)."""
@@ -59,16 +57,6 @@ class ReferenceExecutable(Executable):
             "operations": operators.total(),
             "operators": dict(sorted(operators.items())),
         }
-
-
-def _owned(result: Any, arguments: Sequence[Any]) -> Any:
-    """`result`, copied if writing to it would change an argument, a constant or another result."""
-    if isinstance(result, list):
-        return [_owned(item, arguments) for item in result]
-    if not isinstance(result, np.ndarray):
-        return result
-    shared = not (result.flags.owndata and result.flags.writeable) or any(result is given for given in arguments)
-    return result.copy() if shared else result
 
 
 def create(module: Module, threads: int | None = None, precision: str = "float32") -> ReferenceExecutable:

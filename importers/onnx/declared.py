@@ -11,6 +11,7 @@ from ...graph.core import AttributeValue, Block, Metadata, Value
 from ...graph.dims import FreshSymbols, is_symbol
 from ...graph.onnx_values import type_from_proto, type_proto
 from ...graph.types import Type
+from .facts import write_facts
 from .residual import Modelled
 
 _MODELLED = Modelled(ValueInfoProto, ("name", "type", "doc_string", "metadata_props"))
@@ -50,12 +51,7 @@ def write_declaration(name: str, type: Type | None, facts: Metadata | None) -> V
     """The inverse of `read_declaration`; what the file said about a dim stays as long as nobody knows better."""
     facts = facts or {}
     proto = ValueInfoProto(name=name)
-    if "doc_string" in facts:
-        proto.doc_string = facts["doc_string"]
-    for key, value in facts.get("metadata_props", {}).items():
-        proto.metadata_props.add(key=key, value=value)
-    if "residual" in facts:
-        proto.MergeFromString(facts["residual"])
+    write_facts(proto, facts)
     declared = facts.get("declaration")
     if type is None or type is types.UNKNOWN:
         if declared is not None:

@@ -17,6 +17,7 @@ from ...graph.data import TensorData
 from ...graph.diagnostics import DiagnosticLog, ExportError, UsageError, require
 from ...graph.module import Function, Module
 from .check import newest_opsets
+from .facts import write_facts
 from .node_counts import count_operators
 from .read import SCALAR_FACTS
 from .stream import WrittenModel, encoded_size, write_bytes, write_model
@@ -147,9 +148,7 @@ def _build(
     for name in SCALAR_FACTS:
         if name in facts:
             setattr(proto, name, facts[name])
-    _add_properties(proto.metadata_props, facts)
-    if "residual" in facts:
-        proto.MergeFromString(facts["residual"])
+    write_facts(proto, facts)
     proto.ir_version = max(proto.ir_version, _ir_of_content(proto, tensors.dtypes))
     return proto, tensors.sources
 
@@ -211,11 +210,6 @@ def _add_opsets(imports: Any, opsets: Mapping[str, int], facts: Mapping[str, Any
             item.domain = domain or facts["default_domain"]
 
 
-def _add_properties(target: Any, facts: Mapping[str, Any]) -> None:
-    for key, value in facts.get("metadata_props", {}).items():
-        target.add(key=key, value=value)
-
-
 def _function(context: WriteContext, function: Function, opset: int | None) -> FunctionProto:
     opsets = dict(function.opsets)
     if opset is not None and "" in opsets:
@@ -233,10 +227,6 @@ def _function(context: WriteContext, function: Function, opset: int | None) -> F
             proto.attribute.append(name)
         else:
             proto.attribute_proto.append(writer.attribute(name, value, infos.get(name, {})))
-    if "doc_string" in function.metadata:
-        proto.doc_string = function.metadata["doc_string"]
     _add_opsets(proto.opset_import, _complete(opsets, writer.used_domains), function.metadata)
-    _add_properties(proto.metadata_props, function.metadata)
-    if "residual" in function.metadata:
-        proto.MergeFromString(function.metadata["residual"])
+    write_facts(proto, function.metadata)
     return proto

@@ -17,6 +17,7 @@ from ...graph.dims import FreshSymbols
 from ...graph.module import Function
 from ...graph.types import TensorType
 from .declared import write_declaration
+from .facts import write_facts
 from .looked_through import looked_through
 from .names import NameScope, NameTable
 from .write_node import NodeWriter
@@ -220,12 +221,7 @@ class BodyWriter:
                 type = value.type
             proto.output.append(write_declaration(name, type, output.info))
         proto.value_info.extend(self._value_info(block, graph))
-        if "doc_string" in facts:
-            proto.doc_string = facts["doc_string"]
-        for key, value_text in facts.get("metadata_props", {}).items():
-            proto.metadata_props.add(key=key, value=value_text)
-        if "residual" in facts:
-            proto.MergeFromString(facts["residual"])
+        write_facts(proto, facts)
 
     def _needs_type(self, block: Block, value: Value, name: str) -> bool:
         """Whether a type that the file did not write must be there now.

@@ -19,6 +19,7 @@ from . import versions
 from .check import constant_may_be, kinds_of
 from .constants import spelled
 from .declared import keep_declared
+from .facts import write_facts
 from .read_node import Facts
 from .runtime_support import has_kernel, why_in_parts
 
@@ -119,8 +120,6 @@ class NodeWriter:
         for result in op.results:
             absent = result.name == "" and not result.use_count
             proto.output.append("" if absent else self.names.define(result, graph.scope))
-        if "residual" in op.metadata:
-            proto.MergeFromString(op.metadata["residual"])
         self.bodies.used_domains[node.domain] = None
         graph.nodes.append(proto)
 
@@ -146,10 +145,7 @@ class NodeWriter:
             proto.domain = spelled_domain
         if "overload" in facts:
             proto.overload = facts["overload"]
-        if "doc_string" in facts:
-            proto.doc_string = facts["doc_string"]
-        for key, value in facts.get("metadata_props", {}).items():
-            proto.metadata_props.add(key=key, value=value)
+        write_facts(proto, facts)
         return proto
 
     def _kinds(self, op: Operation, node: versions.Node) -> Mapping[str, str]:

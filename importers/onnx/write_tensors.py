@@ -9,6 +9,7 @@ from ...graph.core import Metadata
 from ...graph.data import SparseData, TensorData
 from ...graph.onnx_values import tensor_proto
 from . import wire
+from .facts import write_facts
 
 
 class TensorWriter:
@@ -56,9 +57,4 @@ class TensorWriter:
 def _add_facts(proto: TensorProto, facts: Metadata) -> None:
     if facts.get("name"):
         proto.name = facts["name"]
-    if "doc_string" in facts:
-        proto.doc_string = facts["doc_string"]
-    for key, value in facts.get("metadata_props", {}).items():
-        proto.metadata_props.add(key=key, value=value)
-    if "residual" in facts:
-        proto.MergeFromString(facts["residual"])
+    write_facts(proto, facts)
