@@ -12,12 +12,14 @@ import numpy as np
 from ...graph.core import Operation, Value
 from ...graph.kernel.bodies import interpret, signature
 from ...graph.kernel.kernel_base import epilogue_of, extras_of
-from ...graph.kernel.scalar_emitter import ScalarEmitter
+from ...graph.kernel.scalar_emitter import ScalarEmitter, computed_in
 from ...graph.kernel.strided import Strided
+from .kernels.dot import FEW
 from .kernels.elementwise import collapse
 from .kernels.gemm import Gemm, Tiling, arguments_of, build_gemm, choose_tiling, scratch_elements, work_units
 from .kernels.pack import packed_panels
 from .kernels.tile import Epilogue, EpilogueOperand
+from .plan_dot import dots, plan_dot
 from .planner import Argument, Buffer, Planner, View, dtype_of, plans
 
 if TYPE_CHECKING:
@@ -64,25 +66,33 @@ def multiply(planner: Planner, op: Operation, product: Product) -> None:
     c_row = _row_stride(product.c)
     machine, dtype = planner.machine, dtype_of(op.result)
     b = product.b
-    is_weight = product.weight is not None and b.layout.rank == 2
-    tiling = choose_tiling(
-        machine, dtype, m if product.static else None, n, k, math.prod(batch), is_weight, b.strides[-1]
-    )  # fmt: skip
-    panels = _packed(planner, product, tiling)
     operands = tuple(
         EpilogueOperand(f"e{index}", view.dtype, None if view.strides[-2] else 0, view.strides[-1])
         for index, view in enumerate(product.extras)
     )
+    if dots(product):
+        plan_dot(planner, op, product, _epilogue(op, operands))
+        return
+    is_weight = product.weight is not None and b.layout.rank == 2
+    # Code for a single row, or a few, is worth having though their number changes.
+    static_m = product.static or m <= FEW
+    fixed = static_m or is_weight
+    fixed_k = fixed or computed_in(dtype) is not dtype  # sums of narrow floats are not stored in parts
+    tiling = choose_tiling(
+        machine, dtype, m if static_m else None, n if fixed else None, k if fixed_k else None, math.prod(batch),
+        is_weight, b.strides[-1],
+    )  # fmt: skip
+    panels = _packed(planner, product, tiling)
     space = collapse(batch, [view.layout.strides[:-2] for view in (product.a, b, product.c, *product.extras)])
     rows = [list(strides) for strides in space.strides]
     if panels is not None:
         rows[1] = [0] * len(space.extents)
     gemm = Gemm(
-        m=m if product.static else None, n=n, k=k, dtype=dtype, a_row=product.a.strides[-2], a_k=product.a.strides[-1],
-        c_row=c_row if product.static else None, b_packed=panels is not None, b_k=b.strides[-2],
+        m=m if static_m else None, n=n, k=k, dtype=dtype, a_row=product.a.strides[-2], a_k=product.a.strides[-1],
+        c_row=c_row if static_m else None, b_packed=panels is not None, b_k=b.strides[-2],
         b_column=b.strides[-1], batched=space.extents != (1,), epilogue=_epilogue(op, operands),
     )  # fmt: skip
-    if not product.static:
+    if not static_m:
         gemm = replace(gemm, a_row=None)
         if panels is None:
             gemm = replace(gemm, n=None, k=None, b_k=None)

@@ -1,0 +1,67 @@
+"""Matrix products of the cpu target as models have them: every layout, weights and inputs, few rows, few columns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+import tilewright
+from tilewright.graph.dtypes import f16, f32
+
+random = np.random.default_rng(1)
+
+
+def turned(array: np.ndarray) -> np.ndarray:
+    return np.swapaxes(array, -1, -2)
+
+
+def kernels_of(
+    left: Sequence[int], right: Sequence[int], turns: tuple[bool, bool], is_weight: bool, is_dynamic: bool, bias: bool
+) -> list[str]:
+    """Run a product of tensors of these shapes, each perhaps transposed in the model; the kernels that it took."""
+    x, y = (random.integers(-4, 5, shape).astype(np.float32) for shape in (left, right))
+    b = tilewright.Builder("product")
+    perm = [*range(len(left) - 2), len(left) - 1, len(left) - 2]
+    a = b.input("x", f32[tuple(f"d{axis}" if is_dynamic else size for axis, size in enumerate(left))])
+    factor = (turned(y) if turns[1] else y) if is_weight else b.input("y", f32[tuple(right)])
+    a = b.transpose(a, perm=perm) if turns[0] else a
+    if turns[1] and not is_weight:
+        factor = b.transpose(factor, perm=perm)
+    expected = (turned(x) if turns[0] else x) @ (turned(y) if turns[1] else y)
+    result = a @ factor
+    if bias:
+        shift = np.arange(expected.shape[-1], dtype=np.float32)
+        result, expected = b.relu(result + shift), np.maximum(expected + shift, 0)
+    b.output(result, "z")
+    executable = tilewright.compile(b.build(), target="cpu", threads=2)
+    assert np.array_equal(executable.run({"x": x} if is_weight else {"x": x, "y": y})["z"], expected)
+    report = executable.report()
+    assert not report["host_steps"]
+    return list(report["kernels"])
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 40, 33), (40, 1, 33), (3, 70, 20), (20, 30, 40)])
+@pytest.mark.parametrize("is_weight", [True, False])
+def test_layouts(m: int, n: int, k: int, is_weight: bool) -> None:
+    for a_turned, b_turned, rest in itertools.product((False, True), (False, True), range(2)):
+        left, right = ((k, m) if a_turned else (m, k)), ((n, k) if b_turned else (k, n))
+        kernels_of(left, right, (a_turned, b_turned), is_weight, bool(rest), bool(rest))
+
+
+def test_stacks() -> None:
+    assert kernels_of((2, 3, 5, 40), (2, 3, 40, 7), (False, False), False, False, True)
+    assert kernels_of((2, 3, 1, 40), (2, 3, 50, 40), (False, True), False, False, True) == ["dot_1"]
+    assert kernels_of((4, 60, 40), (4, 40, 1), (False, False), False, False, True) == ["dot_1"]
+
+
+def test_narrow_floats_of_any_depth_share_no_partial_sums() -> None:
+    b = tilewright.Builder("narrow")
+    b.output(b.input("x", f16["m", "k"]) @ b.input("y", f16["k", "n"]), "z")
+    executable = tilewright.compile(b.build(), target="cpu", threads=1)
+    for m, n, k in ((20, 30, 40), (20, 30, 3000)):
+        x, y = (random.integers(-1, 2, shape).astype(np.float16) for shape in ((m, k), (k, n)))
+        expected = (x.astype(np.float32) @ y.astype(np.float32)).astype(np.float16)
+        assert np.array_equal(executable.run({"x": x, "y": y})["z"], expected)
