@@ -1,0 +1,138 @@
+"""Running sums and products along one dim.
+
+"row": lanes lie along the dim; each vector is summed up within by adding it to itself, shifted by 1, 2, 4, ... lanes,
+and the total of those before is added. "column": lanes lie along the last of the other dims, each with a running total
+of its own. A unit of work is a row, or a vector of rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ....graph import types
+from ....graph.core import Value
+from ....graph.kernel.loop_builder import Operand
+from ....graph.kernel.scalar_emitter import computed_in
+from ....graph.module import Module
+from ..machine import Machine
+from .strided import Along, Size, Strided, View, argument_names, extent_sizes, view_sizes, widest_of
+
+
+@dataclass(frozen=True)
+class Scan:
+    """y[i] = x[0] + ... + x[i] along the row, or of products. `exclusive` leaves out x[i]; `reverse` begins at the end.
+
+    The views of x and y have strides along the outer dims and along the one dim of the row.
+    """
+
+    outer: tuple[Size, ...]
+    row: Size
+    x: View
+    y: View
+    combine: str = "sum"
+    exclusive: bool = False
+    reverse: bool = False
+    along: Along = "row"
+
+
+def scan_sizes(kernel: Scan) -> dict[str, Size]:
+    """Extents and strides by name; those that are None are arguments of the kernel."""
+    return extent_sizes(kernel.outer, (kernel.row,)) | view_sizes("x0", kernel.x) | view_sizes("y0", kernel.y)
+
+
+def scan_arguments(kernel: Scan) -> list[str]:
+    """The names of the kernel's arguments, in order."""
+    return argument_names(["y0", "x0"], scan_sizes(kernel))
+
+
+def scan_units(kernel: Scan, machine: Machine, outer: Sequence[int]) -> int:
+    """How many units of work there are for these outer extents."""
+    if kernel.along == "row":
+        return math.prod(outer)
+    return math.prod(outer[:-1]) * -(-outer[-1] // machine.lanes(widest_of([kernel.x.dtype])))
+
+
+def build_scan(name: str, kernel: Scan, machine: Machine) -> Module:
+    """The kernel as a module of the level "loop"; see `scan_arguments` for what it takes."""
+    builder = _ScanBuilder(name, kernel, machine)
+    b = builder.b
+    with b.loop(b["begin"], b["end"]) as unit:
+        if kernel.along == "row":
+            builder.row_unit(unit)
+        else:
+            builder.column_unit(unit)
+    return b.module()
+
+
+class _ScanBuilder(Strided):
+    def __init__(self, name: str, kernel: Scan, machine: Machine) -> None:
+        buffers = {"y0": kernel.y.dtype, "x0": kernel.x.dtype}
+        super().__init__(name, machine, buffers, scan_sizes(kernel), widest_of([kernel.x.dtype]))
+        self.kernel = kernel
+        self.dtype = computed_in(kernel.x.dtype)
+        self.outers = [f"outer{axis}" for axis in range(len(kernel.outer))]
+
+    @property
+    def neutral(self) -> int:
+        return 0 if self.kernel.combine == "sum" else 1
+
+    def combined(self, x: Value, y: Value) -> Value:
+        return self.b.scalar("add" if self.kernel.combine == "sum" else "mul", x, y)  # type: ignore[no-any-return]
+
+    def steps(self, indices: Sequence[Operand]) -> tuple[list[Operand], list[Operand]]:
+        """Places of the first elements of x and y, and the strides to the next ones."""
+        b = self.b
+        places, strides = [], []
+        for name in ("x0", "y0"):
+            place, stride = self.place(name, "outer", indices), self.stride(name, "row", 0)
+            if self.kernel.reverse:
+                place = b.add(place, b.mul(b.sub(self.size("row0"), 1), stride))
+                stride = b.sub(0, stride)
+            places.append(place)
+            strides.append(stride)
+        return places, strides
+
+    def row_unit(self, unit: Operand) -> None:
+        b, length = self.b, self.size("row0")
+        places, strides = self.steps(self.unravel(unit, self.outers))
+        start = b.constant(self.neutral, types.scalar(self.dtype))
+        with b.loop(0, length, self.lanes, [start]) as state:
+            mask = b.tail_mask(b.index(b.sub(length, state.index)), self.lanes)
+            x, y = (b.add(p, b.mul(state.index, s)) for p, s in zip(places, strides, strict=True))
+            value = self.within(self.load("x0", x, strides[0], mask))
+            before = b.broadcast(state[0], self.lanes)
+            value = self.combined(before, value)
+            result = value
+            if self.kernel.exclusive:
+                # Everything one lane on, behind what came before.
+                result = b.shuffle(before, value, [0, *range(self.lanes, 2 * self.lanes - 1)])
+            self.store(result, "y0", y, strides[1], mask)
+            state.yields([b.extract(value, self.lanes - 1)])
+
+    def within(self, value: Value) -> Value:
+        """The running totals of the lanes of a vector."""
+        b, lanes = self.b, self.lanes
+        neutral = b.constant(self.neutral, value.type)
+        distance = 1
+        while distance < lanes:
+            shifted = b.shuffle(neutral, value, [*range(distance), *range(lanes, 2 * lanes - distance)])
+            value = self.combined(shifted, value)
+            distance *= 2
+        return value
+
+    def column_unit(self, unit: Operand) -> None:
+        b, last = self.b, len(self.outers) - 1
+        blocks = b.div(b.add(self.size(self.outers[-1]), self.lanes - 1), self.lanes)
+        column = b.mul(b.rem(unit, blocks), self.lanes)
+        indices = [*self.unravel(b.div(unit, blocks), self.outers[:-1]), column]
+        places, strides = self.steps(indices)
+        beside = [self.stride(name, "outer", last) for name in ("x0", "y0")]
+        mask = b.tail_mask(b.index(b.sub(self.size(self.outers[-1]), column)), self.lanes)
+        start = b.constant(self.neutral, types.vector(self.dtype, self.lanes))
+        with b.loop(0, self.size("row0"), 1, [start]) as state:
+            x, y = (b.add(p, b.mul(state.index, s)) for p, s in zip(places, strides, strict=True))
+            total = self.combined(state[0], self.load("x0", x, beside[0], mask))
+            self.store(state[0] if self.kernel.exclusive else total, "y0", y, beside[1], mask)
+            state.yields([total])

@@ -1,0 +1,207 @@
+"""Sorting rows, or finding their first k elements: TopK, in either order.
+
+Elements are compared by keys, integers whose order is theirs: NaN is beyond every number, -0 is 0, and for a descending
+order all bits are inverted, so that the lower index comes first among equals in both. A few are found by insertion:
+what is not below the k-th key so far is passed over, a vector at a time. Many are found by merging runs. Indices are
+i64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ....graph import types
+from ....graph.core import Value
+from ....graph.dtypes import DType, f32, i32, i64
+from ....graph.kernel.loop_builder import Operand
+from ....graph.kernel.scalar_emitter import computed_in
+from ....graph.module import Module
+from ..machine import Machine
+from .strided import Size, Strided, argument_names
+
+# Up to so many are found by insertion.
+_FEW = 64
+
+
+@dataclass(frozen=True)
+class Sort:
+    """The first `k` of each row in ascending order, or descending if `largest`.
+
+    Strides of x, values y and indices i are along the outer dims and the sorted dim, which is last in each. `few` says
+    that k is at most 64; then insertion is used.
+    """
+
+    dtype: DType
+    outer: tuple[Size, ...]
+    row: Size
+    k: Size
+    x: tuple[Size, ...]
+    y: tuple[Size, ...]
+    i: tuple[Size, ...]
+    largest: bool = True
+    few: bool = False
+
+
+def sort_sizes(kernel: Sort) -> dict[str, Size]:
+    """Extents and strides by name; those that are None are arguments of the kernel."""
+    sizes: dict[str, Size] = {f"outer{axis}": extent for axis, extent in enumerate(kernel.outer)}
+    sizes |= {"row0": kernel.row, "k": kernel.k}
+    for name, strides in (("x", kernel.x), ("y", kernel.y), ("i", kernel.i)):
+        sizes |= {f"{name}_outer{axis}": stride for axis, stride in enumerate(strides)}
+    return sizes
+
+
+def sort_arguments(kernel: Sort) -> list[str]:
+    """The names of the kernel's arguments, in order: values, indices, operand, scratch memory of keys (i64)."""
+    return argument_names(["y", "i", "x", "scratch"], sort_sizes(kernel))
+
+
+def sort_units(outer: Sequence[int]) -> int:
+    """How many units of work there are: rows."""
+    return math.prod(outer)
+
+
+def sort_scratch(kernel: Sort, row: int) -> int:
+    """Numbers (i64) of memory of its own that each thread needs."""
+    return 2 * _FEW if kernel.few else 4 * row
+
+
+def key_dtype(dtype: DType) -> DType:
+    """The integer that keys of a dtype are."""
+    return i32 if dtype.bits < 32 or dtype in (f32, i32) else i64
+
+
+def build_sort(name: str, kernel: Sort, machine: Machine) -> Module:
+    """The kernel as a module of the level "loop"; see `sort_arguments` for what it takes."""
+    builder = _SortBuilder(name, kernel, machine)
+    builder.units()
+    return builder.b.module()
+
+
+class _SortBuilder(Strided):
+    def __init__(self, name: str, kernel: Sort, machine: Machine) -> None:
+        self.key = key_dtype(kernel.dtype)
+        buffers = {"y": kernel.dtype, "i": i64, "x": kernel.dtype, "scratch": i64}
+        super().__init__(name, machine, buffers, sort_sizes(kernel), self.key)
+        self.kernel = kernel
+        self.dims = [f"outer{axis}" for axis in range(len(kernel.outer))]
+
+    def units(self) -> None:
+        b = self.b
+        room: Operand = 2 * _FEW if self.kernel.few else b.mul(self.size("row0"), 4)
+        own = b.view(b["scratch"], b.mul(b["thread"], room))
+        found, filled = b.alloc(self.key, self.lanes), b.alloc(i64, 1)
+        with b.loop(b["begin"], b["end"]) as unit:
+            indices = self.unravel(unit, self.dims)
+            x = self.place("x", "outer", indices)
+            if self.kernel.few:
+                keys, places = own, b.view(own, _FEW)
+                self.insert_all(x, keys, places, found, filled)
+                self.give(x, indices, lambda n, places=places: b.load(places, n))
+            else:
+                self.merge_sort(x, indices, own)
+
+    # ---- keys --------------------------------------------------------------------------------------------------------
+
+    def keys(self, value: Value) -> Value:
+        """The keys of numbers, in lanes or alone."""
+        b, dtype = self.b, self.kernel.dtype
+        wide = computed_in(dtype)
+        value = b.cast(value, wide)
+        if wide.is_float:
+            value = b.select(b.ne(value, value), math.nan, b.add(value, b.constant(0.0, value.type)))
+            bits = b.bitcast(value, self.key)
+            # Negative numbers are ordered against their bits, but for the sign.
+            key = b.xor(bits, b.and_(b.shr(bits, self.key.bits - 1), (1 << (self.key.bits - 1)) - 1))
+        elif dtype.kind == "uint" and dtype.bits == 64:
+            key = b.xor(b.bitcast(value, i64), -(2**63))
+        else:
+            key = b.cast(value, self.key)
+        return b.not_(key) if self.kernel.largest else key  # type: ignore[no-any-return]
+
+    def give(self, x: Operand, indices: Sequence[Operand], place_of: Any) -> None:
+        """Write the results: the element at `place_of(n)` of the row is the n-th."""
+        b, rank = self.b, len(self.dims)
+        y, i = self.place("y", "outer", indices), self.place("i", "outer", indices)
+        with b.loop(0, self.size("k")) as n:
+            place = place_of(n)
+            value = b.load(b["x"], b.add(x, b.mul(place, self.stride("x", "outer", rank))))
+            b.store(value, b["y"], b.add(y, b.mul(n, self.stride("y", "outer", rank))))
+            b.store(place, b["i"], b.add(i, b.mul(n, self.stride("i", "outer", rank))))
+
+    # ---- a few -------------------------------------------------------------------------------------------------------
+
+    def insert_all(self, x: Operand, keys: Value, places: Value, found: Value, filled: Value) -> None:
+        """The k lowest keys and their places, in order; `filled[0]` counts them."""
+        b, length, k = self.b, self.size("row0"), self.size("k")
+        stride = self.stride("x", "outer", len(self.dims))
+        b.store(0, filled, 0)
+        with b.loop(0, length, self.lanes) as i:
+            mask = b.tail_mask(b.index(b.sub(length, i)), self.lanes)
+            vector = self.keys(self.load("x", b.add(x, b.mul(i, stride)), stride, mask))
+            is_open = b.lt(b.load(filled, 0), k)
+            last = b.broadcast(b.load(keys, b.max(b.sub(k, 1), 0)), self.lanes)
+            chosen = b.or_(b.lt(b.cast(vector, i64), last), b.broadcast(is_open, self.lanes))
+            with b.when(b.lt(0, b.reduce("max", b.cast(b.and_(chosen, mask), i32)))):
+                b.store(vector, found, 0)
+                with b.loop(0, b.min(b.sub(length, i), self.lanes)) as lane:
+                    self.insert(b.cast(b.load(found, lane), i64), b.add(i, lane), keys, places, filled)
+
+    def insert(self, key: Value, place: Value, keys: Value, places: Value, filled: Value) -> None:
+        """Put a key behind those that are not above it. If the list is full, the last one falls out."""
+        b, k = self.b, self.size("k")
+        count = b.load(filled, 0)
+        is_open = b.lt(count, k)
+        with b.when(b.or_(is_open, b.lt(key, b.load(keys, b.max(b.sub(k, 1), 0))))):
+            with b.loop(0, count, 1, [b.constant(0, types.scalar(i64))]) as state:
+                state.yields([b.add(state[0], b.cast(b.le(b.load(keys, state.index), key), i64))])
+            position = state.results[0]
+            end = b.min(count, b.sub(k, 1))
+            with b.loop(position, end) as index:
+                at = b.sub(b.sub(b.add(position, end), 1), index)
+                b.store(b.load(keys, at), keys, b.add(at, 1))
+                b.store(b.load(places, at), places, b.add(at, 1))
+            b.store(key, keys, position)
+            b.store(place, places, position)
+            b.store(b.add(end, 1), filled, 0)
+
+    # ---- many --------------------------------------------------------------------------------------------------------
+
+    def merge_sort(self, x: Operand, indices: Sequence[Operand], room: Value) -> None:
+        """Runs of 1, 2, 4, ... keys are merged between two halves of the memory, each with keys and their places."""
+        b, length = self.b, self.size("row0")
+        stride = self.stride("x", "outer", len(self.dims))
+        with b.loop(0, length) as i:
+            key = self.keys(b.load(b["x"], b.add(x, b.mul(i, stride))))
+            b.store(b.cast(key, i64), room, i)
+            b.store(i, room, b.add(length, i))
+        one, zero = b.constant(1, types.scalar(i64)), b.constant(0, types.scalar(i64))
+        with b.loop(0, 63, 1, [one, zero]) as state:
+            width, source = state.values
+            merges = b.lt(width, length)
+            target = b.sub(b.mul(length, 2), source)
+            with b.when(merges), b.loop(0, length, b.mul(width, 2)) as start:
+                self.merge(room, source, target, start, width)
+            state.yields([b.select(merges, b.mul(width, 2), width), b.select(merges, target, source)])
+        places = b.add(state.results[1], length)
+        self.give(x, indices, lambda n: b.load(room, b.add(places, n)))
+
+    def merge(self, room: Value, source: Value, target: Value, start: Value, width: Value) -> None:
+        """Two neighbouring runs of `width` become one; of equal keys the left one comes first."""
+        b, length = self.b, self.size("row0")
+        middle = b.min(b.add(start, width), length)
+        end = b.min(b.add(middle, width), length)
+        with b.loop(start, end, 1, [start, middle]) as state:
+            left, right = state.values
+            mine = b.load(room, b.add(source, left))
+            other = b.load(room, b.add(source, b.min(right, b.sub(length, 1))))
+            takes = b.and_(b.lt(left, middle), b.or_(b.le(end, right), b.le(mine, other)))
+            chosen = b.select(takes, left, right)
+            b.store(b.select(takes, mine, other), room, b.add(target, state.index))
+            place = b.load(room, b.add(b.add(source, length), chosen))
+            b.store(place, room, b.add(b.add(target, length), state.index))
+            step = b.cast(takes, i64)
+            state.yields([b.add(left, step), b.add(right, b.sub(1, step))])
