@@ -38,7 +38,7 @@ def plan_dot(planner: Planner, op: Operation, product: Product, epilogue: Epilog
     rows, few = c.shape[-2:]
     space = collapse(c.shape[:-2], [view.strides[:-2] for view in (x, y, c, *extras)])
     operands = tuple(
-        EpilogueOperand(operand.name, view.dtype, view.strides[-2] if view.strides[-2] in (0, 1) else None, None)
+        EpilogueOperand(operand.name, view.dtype, view.strides[-2] if view.strides[-2] in (0, 1) else None, 1)
         for operand, view in zip(epilogue.operands, extras, strict=True)
     )
     epilogue = Epilogue(operands, epilogue.body)

@@ -52,7 +52,7 @@ def test_rows_and_depths(width: int, few: int) -> None:
 def test_batches_and_what_follows(width: int) -> None:
     rows, k, few, batch = 19, 18, 2, 3
     operands = (
-        EpilogueOperand("along", f32, 1, None),
+        EpilogueOperand("along", f32, 1, 1),
         EpilogueOperand("one", f32, 0, 0),
         EpilogueOperand("strided", f32, 2, 1),
     )  # fmt: skip
@@ -63,8 +63,8 @@ def test_batches_and_what_follows(width: int) -> None:
     sizes = {
         "x": x.reshape(-1), "y": y.reshape(-1), "c": np.zeros(batch * rows * few, np.float32), "c_row": few,
         "x_batch": rows * k, "y_batch": few * k, "c_batch": rows * few, "rows": rows, "batch": batch,
-        "along": along.reshape(-1), "along_few": rows, "along_batch": 0, "one": one, "one_batch": 0,
-        "strided": strided.reshape(-1), "strided_batch": rows * 2,
+        "along": along.reshape(-1), "along_few": rows, "along_batch": 0, "one": one, "one_few": 0, "one_batch": 0,
+        "strided": strided.reshape(-1), "strided_few": 1, "strided_batch": rows * 2,
     }  # fmt: skip
     ours, compiled = run_both(build_dot("dot", dot, machine_of_width(width)), given_of(dot, width, sizes), width)
     expected = np.maximum(x @ y.transpose(0, 2, 1) * one + along.T + strided, 0)

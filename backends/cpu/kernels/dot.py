@@ -31,7 +31,8 @@ _SUMS = 8
 class Dot:
     """`few` is the number of y's rows. Strides count elements and are numbers or None (arguments of the kernel).
 
-    `c_row` and the epilogue operands' `row` are the strides along x's rows, `c_few` and their `column` those along y's.
+    `c_row` and the epilogue operands' `row` are the strides along x's rows, `c_few` that along y's, as arguments
+    `NAME_few` are for operands, whatever their `column` is.
     """
 
     rows: Size
@@ -57,7 +58,7 @@ def dot_arguments(dot: Dot) -> list[str]:
     for operand in dot.epilogue.operands:
         names.append(operand.name)
         names += [f"{operand.name}_row"] if operand.row is None else []
-        names += [f"{operand.name}_few"] if operand.column is None else []
+        names.append(f"{operand.name}_few")
         names += [f"{operand.name}_batch"] if dot.batched else []
     return [*names, "begin", "end", "thread"]
 
@@ -165,8 +166,7 @@ class _DotBuilder:
     def operand(self, operand: EpilogueOperand, batch: Operand, first: Operand, j: int, mask: Value) -> Value:
         b = self.b
         row: Operand = b[f"{operand.name}_row"] if operand.row is None else operand.row
-        few: Operand = b[f"{operand.name}_few"] if operand.column is None else operand.column
-        start = b.mul(j, few) if j else 0
+        start = b.mul(j, b[f"{operand.name}_few"]) if j else 0
         buffer = b[operand.name]
         if self.dot.batched:
             buffer = b.view(buffer, b.mul(batch, b[f"{operand.name}_batch"]))
