@@ -7,6 +7,9 @@ ONNX Runtime 1.32; every rule is tested there.
 Invariant: a rule proves the element type, the ranks and the dims that a kernel asks for; where a dim is not known to be
 what it must be, the operators stay as they are.
 
+With `fast`, time counts for more than nodes: operators that are slower than their parts are not used even where ONNX
+Runtime's own optimizer would put them in.
+
     %0 = add %x, %b : f32[n, 8]            // %b : f32[8]
     %1 = gelu %0 : f32[n, 8]               ->      %1 = com.microsoft.BiasGelu %x, %b : f32[n, 8]
 """
@@ -18,9 +21,9 @@ from typing import TYPE_CHECKING
 
 from .base import RulePass
 from .driver import apply_rules
-from .fuse_for_onnxruntime_activations import ACTIVATION_RULES, OwnGelu
+from .fuse_for_onnxruntime_activations import ACTIVATION_RULES, FAST_ACTIVATION_RULES, OwnGelu
 from .fuse_for_onnxruntime_attention import ATTENTION_RULES
-from .fuse_for_onnxruntime_norms import NORM_RULES, OwnRmsNorm
+from .fuse_for_onnxruntime_norms import FAST_NORM_RULES, NORM_RULES, OwnRmsNorm, SumOfThree
 from .fuse_for_onnxruntime_products import PREPARING_RULES, PRODUCT_RULES
 from .fuse_for_onnxruntime_rotary import RuntimeRotary
 
@@ -43,18 +46,23 @@ class FuseForOnnxRuntime(RulePass):
         *NORM_RULES,
         *ACTIVATION_RULES,
         *PRODUCT_RULES,
+        SumOfThree,
         RuntimeRotary,
         OwnGelu,
         OwnRmsNorm,
     )
 
+    fast: bool = False
+
     def run(self, module: Module, context: PassContext) -> bool:
         # Attention first, for it takes projections apart; last what stands for one operator alone.
         changed = apply_rules(module, PREPARING_RULES, context)
         changed |= apply_rules(module, ATTENTION_RULES, context)
-        changed |= apply_rules(module, (*PREPARING_RULES, *NORM_RULES, *ACTIVATION_RULES, *PRODUCT_RULES), context)
+        norms = FAST_NORM_RULES if self.fast else NORM_RULES
+        activations = FAST_ACTIVATION_RULES if self.fast else ACTIVATION_RULES
+        changed |= apply_rules(module, (*PREPARING_RULES, *norms, *activations, *PRODUCT_RULES), context)
         opset = module.opsets.get("", 1)
-        own = (RuntimeRotary(opset), OwnGelu(opset), OwnRmsNorm(opset))
+        own = (SumOfThree, RuntimeRotary(opset), OwnGelu(opset), OwnRmsNorm(opset))
         return apply_rules(module, own, context) or changed
 
 

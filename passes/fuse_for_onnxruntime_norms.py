@@ -1,7 +1,9 @@
 """Normalizations with the residual sum before them, as ONNX Runtime's operators. Rules of fuse-for-onnxruntime.
 
-SkipLayerNormalization and SkipSimplifiedLayerNormalization normalize input + skip + bias over the last dim, and give
-that sum as a further result. Both tensors have the same two or three dims.
+SkipLayerNormalization and SkipSimplifiedLayerNormalization normalize input + skip + bias over the last dim, where both
+terms have the same two or three dims. They could give that sum as a further result, but are slower than the sum and the
+normalization by themselves (the first by a factor of 3 to 6, see benchmarks/fused_operators.py). So they are used only
+where nobody else needs the sum: there ONNX Runtime puts them into a session unasked.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from typing import ClassVar
 
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
-from ..graph.location import fuse
 from ..graph.opdef import lookup
 from .fuse_for_onnxruntime_activations import DOMAIN, is_row
 from .pattern import PatternBuilder, PatternValue
@@ -19,10 +20,9 @@ from .rules import Match, Mismatch, OpRule, Rule, Verdict
 
 # Element types that the kernels take; they compute in f32.
 _FLOATS = ("f32", "f16")
+_NORMS = ("layer_normalization", "rms_normalization")
 # The first opset that has RMSNormalization.
 _RMS_OPSET = 23
-# Where the results of the fused operators have the sum.
-_SUM = 3
 
 
 class _SkipNorm(Rule):
@@ -46,49 +46,16 @@ class _SkipNorm(Rule):
             return m.fail("it does not run over the last dim alone", norm)
         if not same_dims(shape, m.shape(m.skip)):
             return m.fail("the terms are not known to have the same dims", m.x, m.skip)
-        total = m.op("total")
-        assert total is not None
         for value in norm.operands[1:]:
-            if value is None:
-                continue
-            fits = is_row(m, value, m.x)
-            if isinstance(fits, Mismatch):
+            if value is not None and isinstance(is_row(m, value, m.x), Mismatch):
                 return m.fail("scale and bias are no vectors as long as the last dim", value)
-            if total.result.use_count > 1 and not _is_defined_at(value, total) and m.data(value) is None:
-                return m.fail("scale or bias are computed after the sum, which others use", value)
         return True
 
     def build(self, b: OpBuilder, m: Match) -> Value:
-        total = m.op("total")
-        assert total is not None
-        needed = total.result.use_count > 1
-        # Where others use the sum, too, it must be there for them.
-        place = m.rewriter.before(total, fuse(self.name, [total.location, m.root.location])) if needed else b
-        rows = [value if value is None else _defined_at(place, m, value, total) for value in m.root.operands[1:]]
-        operands = [m.x, m.skip, *rows]
-        new = place.create(
-            lookup(DOMAIN, self.operator),
-            operands,
-            {"epsilon": m.root.attr("epsilon")},
-            outputs=_SUM + 1 if needed else 1,
-            result_names=(None, "", "") if needed else (),
-        )
-        if needed:
-            m.rewriter.set_type(new.results[_SUM], total.result.type)
-            m.rewriter.replace_uses(total.result, new.results[_SUM])
-        return new.results[0]
-
-
-def _is_defined_at(value: Value, place: Operation) -> bool:
-    """Whether `value` may be used right before `place`, which is in the block of an operation that uses it."""
-    producer = value.producer
-    return producer is None or producer.parent is not place.parent or producer.is_before(place)
-
-
-def _defined_at(place: OpBuilder, m: Match, value: Value, total: Operation) -> Value:
-    """`value`, or a constant equal to it, for use at `place`."""
-    data = m.data(value)
-    return value if data is None or _is_defined_at(value, total) else place.const(data)
+        operands = [m.x, m.skip, *m.root.operands[1:]]
+        return b.create(
+            lookup(DOMAIN, self.operator), operands, {"epsilon": m.root.attr("epsilon")}, outputs=1
+        ).results[0]
 
 
 class SkipLayerNorm(_SkipNorm):
@@ -98,7 +65,7 @@ class SkipLayerNorm(_SkipNorm):
     operator = "SkipLayerNormalization"
 
     def match(self, p: PatternBuilder, x: PatternValue, skip: PatternValue) -> PatternValue:
-        total = p.named("total", p.shared(p.add(x, skip)))
+        total = p.add(x, skip)
         result: PatternValue = p.layer_normalization(total, p.any_value, p.optional(p.any_value))
         return result
 
@@ -110,7 +77,7 @@ class SkipRmsNorm(_SkipNorm):
     operator = "SkipSimplifiedLayerNormalization"
 
     def match(self, p: PatternBuilder, x: PatternValue, skip: PatternValue) -> PatternValue:
-        total = p.named("total", p.shared(p.add(x, skip)))
+        total = p.add(x, skip)
         result: PatternValue = p.rms_normalization(total, p.any_value)
         return result
 
@@ -193,6 +160,50 @@ class OwnRmsNorm(OpRule):
         return new.result
 
 
-NORM_RULES = (SkipLayerNorm, SkipRmsNorm, SkipNormBias)
+class SumOfThree(Rule):
+    """add(add(x, row), y) -> sum(row, x, y), which is one operator, and as fast"""
 
-__all__ = ["NORM_RULES", "OwnRmsNorm", "SkipLayerNorm", "SkipNormBias", "SkipRmsNorm"]
+    name = "sum-of-three"
+
+    def match(self, p: PatternBuilder, x: PatternValue, row: PatternValue, y: PatternValue) -> PatternValue:
+        result: PatternValue = p.add(p.add(x, row), y)
+        return result
+
+    def when(self, m: Match) -> Verdict:
+        if str(m.dtype(m.x)) not in ("f32", "f64"):
+            return m.fail(f"ONNX Runtime's kernel takes f32 and f64, not {m.dtype(m.x)}", m.root)
+        row = is_row(m, m.row, m.x)
+        if isinstance(row, Mismatch):
+            return row
+        return same_dims(m.shape(m.x), m.shape(m.y)) or m.fail("the terms are not known to have the same dims", m.y)
+
+    def build(self, b: OpBuilder, m: Match) -> Value:
+        return b.create("sum", [m.row, m.x, m.y]).result
+
+
+class SumBeforeNorm(OpRule):
+    """normalization(add(x, y)) -> normalization(sum(x, y)), which ONNX Runtime does not fuse into a slower operator"""
+
+    name = "sum-before-normalization"
+    root: ClassVar[str] = "add"
+
+    def when(self, m: Match) -> Verdict:
+        if str(m.dtype(m.root.result)) not in ("f32", "f64"):
+            return m.fail("ONNX Runtime's kernel takes f32 and f64", m.root)
+        users = [use.user.name for use in m.root.result.uses]
+        if len(users) != 1:
+            return m.fail("it has other users, so ONNX Runtime leaves it alone", m.root)
+        return users[0] in _NORMS or m.fail("no normalization follows", m.root)
+
+    def build(self, b: OpBuilder, m: Match) -> Value:
+        return b.create("sum", m.root.operands).result
+
+
+NORM_RULES = (SkipLayerNorm, SkipRmsNorm, SkipNormBias)
+# Where time counts for more than nodes.
+FAST_NORM_RULES = (SumOfThree, SumBeforeNorm)
+
+__all__ = [
+    "FAST_NORM_RULES", "NORM_RULES", "OwnRmsNorm", "SkipLayerNorm", "SkipNormBias", "SkipRmsNorm", "SumBeforeNorm",
+    "SumOfThree",
+]  # fmt: skip

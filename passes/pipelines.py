@@ -33,7 +33,7 @@ _GEMM = "matmul-to-gemm,fold-scale-shift,merge-products,fuse-attention,fold-into
 _FUSION = f"{_FOLDING},collapse-batch,merge-reshapes,{_GEMM}"
 # ONNX Runtime's products take any number of dims, and its fused operators the bias of the product before them.
 _FUSION_FOR_ONNXRUNTIME = f"{_FOLDING},{_GEMM}"
-_ONNXRUNTIME = "fuse-for-onnxruntime,fold,simplify-shapes,cse,dce"
+_TIDY = "fold,simplify-shapes,cse,dce"
 
 PRESETS: dict[str, str] = {
     "O0": "",
@@ -43,8 +43,11 @@ PRESETS: dict[str, str] = {
     "O3": f"{_CLEANUP},{_EXACT},{_FUSION},merge-siblings,{_CLEANUP},{_LAST}",
     "O0-onnxruntime": "",
     "O1-onnxruntime": f"{_CLEANUP},{_EXACT},{_LAST}",
-    "O2-onnxruntime": f"{_CLEANUP},{_EXACT},{_FUSION_FOR_ONNXRUNTIME},{_CLEANUP},{_ONNXRUNTIME},{_LAST}",
-    "O3-onnxruntime": f"{_CLEANUP},{_EXACT},{_FUSION_FOR_ONNXRUNTIME},merge-siblings,{_CLEANUP},{_ONNXRUNTIME},{_LAST}",
+    "O2-onnxruntime": f"{_CLEANUP},{_EXACT},{_FUSION_FOR_ONNXRUNTIME},{_CLEANUP},fuse-for-onnxruntime,{_TIDY},{_LAST}",
+    "O3-onnxruntime": (
+        f"{_CLEANUP},{_EXACT},{_FUSION_FOR_ONNXRUNTIME},merge-siblings,{_CLEANUP},fuse-for-onnxruntime{{fast=true}},"
+        f"{_TIDY},{_LAST}"
+    ),
 }
 
 
