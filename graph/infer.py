@@ -207,6 +207,12 @@ def infer_types(op: Operation, context: InferenceContext) -> list[Type]:
             "infer/arithmetic", f"the shape of {op.name}'s result cannot be computed: {error}", op.location,
             notes=[describe_operands(op)],
         ) from None  # fmt: skip
+    except (ValueError, IndexError) as error:
+        # Lists among the attributes, such as axes or pads, may have any length.
+        raise TypeInferenceError(
+            "infer/attributes", f"the attributes of {op.name} do not fit its operands: {error}", op.location,
+            notes=[describe_operands(op)],
+        ) from error  # fmt: skip
     except TypeInferenceError as error:
         if error.diagnostics[0].location is None:
             raise type(error)(

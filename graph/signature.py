@@ -64,6 +64,7 @@ def check_signature(op: Operation) -> Iterator[Finding]:
     yield from _check_count(op, "result", "output", op.results, signature.outputs)
     if not op.is_terminator:
         yield from _check_attributes(op)
+        yield from _check_control_flow(op)
     yield from _check_types(op, signature)
 
 
@@ -98,6 +99,29 @@ def _check_attributes(op: Operation) -> Iterator[Finding]:
         if spec.required and spec.name not in op.attributes and spec.name not in op.regions:
             what = "region" if spec.kind == "graph" else "attribute"
             yield f"{what}-missing", f"{op.name} needs its {what} {spec.name!r}"
+
+
+def _check_control_flow(op: Operation) -> Iterator[Finding]:
+    """What the regions of If, Loop and Scan take and return: as many values as the operation has for them."""
+    count, operands = len(op.results), len(op.operands) if op.name != "loop" else max(len(op.operands), 2)
+    blocks = [region.block for region in op.regions.values()]
+    if op.name == "if" and any(len(block.outputs) != count for block in blocks):
+        yield "region-results", f"if has {count} results, its branches return {[len(b.outputs) for b in blocks]}"
+    if op.name not in ("loop", "scan") or len(blocks) != 1:
+        return
+    [body] = blocks
+    scanned = op.attr("num_scan_inputs") if op.name == "scan" else 0
+    if op.name == "scan" and not (isinstance(scanned, int) and 0 < scanned <= operands):
+        yield "region-arguments", f"scan of {operands} operands has num_scan_inputs={scanned}"
+        return
+    # A Loop gives its body the iteration and the condition, and gets a condition back.
+    own = op.name == "loop"
+    states = operands - (2 if own else scanned)
+    if len(body.arguments) != operands:
+        yield "region-arguments", f"{op.name} has {operands} operands, its body takes {len(body.arguments)} values"
+    if len(body.outputs) != count + own or count < states:
+        returned = f"its body returns {len(body.outputs)} values"
+        yield "region-results", f"{op.name} has {states} states and {count} results, {returned}"
 
 
 _PLAIN_KINDS: dict[str, tuple[type, ...]] = {

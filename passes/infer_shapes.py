@@ -83,10 +83,14 @@ class _Inference:
         try:
             inferred = self.call(op) or infer_types(op, self.inference)
         except TypeInferenceError as error:
-            # A branch that is never taken may be ill-typed for these inputs, so this is no error of the model.
+            # A branch that is never taken may be ill-typed for these inputs, so this is no error of the model. But no
+            # pass shall rely on a shape that cannot be.
             if not self.quiet:
                 first = error.diagnostics[0]
                 self.context.remark("infer/failed", f"no types for {op.name}: {first.message}", op.location)
+                for result in op.results:
+                    if isinstance(result.type, TensorType):
+                        self.rewriter.set_type(result, result.type.with_shape(None))
             return
         for result, type in zip(op.results, inferred, strict=True):
             self.settle(result, type)
@@ -267,7 +271,9 @@ def _agreeing_dims(concat: Operation) -> Iterator[tuple[Dim, Dim]]:
     """Dims of the operands that are equal where `concat` runs."""
     shapes = [value.type.shape for value in concat.operand_values if isinstance(value.type, TensorType)]
     known = [shape for shape in shapes if shape]
-    axis = concat.attr("axis") % len(known[0]) if known else 0
+    if len({len(shape) for shape in known}) != 1:
+        return
+    axis = concat.attr("axis") % len(known[0])
     for other in known[1:]:
         for position, dims in enumerate(zip(known[0], other, strict=True)):
             if position != axis:

@@ -275,9 +275,11 @@ class Scan(Iterated):
 
     def infer(self, op: Operation, context: InferenceContext) -> Sequence[Type]:
         scanned = op.attr("num_scan_inputs")
+        if not 0 < scanned <= len(op.operands):
+            raise error("control/results", f"scan of {len(op.operands)} operands has num_scan_inputs={scanned}")
         count, body = len(op.operands) - scanned, op.regions["body"].block
         returned = returned_types(op, "body")
-        if count < 0 or len(body.arguments) != len(op.operands) or len(returned) < count:
+        if len(body.arguments) != len(op.operands) or len(returned) < count:
             raise error(
                 "control/results",
                 f"scan has {len(op.operands)} operands; its body takes {len(body.arguments)} values",

@@ -239,6 +239,52 @@ def test_broken_rule_is_found(damage: Callable[[Ops], object], code: str, place:
     assert found[0].code in {finding.code for finding in caught.value.diagnostics}
 
 
+LOOPS = """func @main(%m: i64[], %x: f32[4, 2], %s: f32[2], %c: bool[]) -> (%y: f32[2], %z: f32[4, 2]) {
+  %0, %1 = scan %s, %x {num_scan_inputs=1} : f32[2], f32[4, 2]
+    body(%a: f32[2], %b: f32[2]) -> (%d: f32[2], %e: f32[2]) {
+      %2 = add %a, %b : f32[2]
+      return %2, %2
+    }
+  %3 = loop %m, none, %0 : f32[2]
+    body(%i: i64[], %g: bool[], %v: f32[2]) -> (%h: bool[], %w: f32[2]) {
+      %4 = neg %v : f32[2]
+      return %g, %4
+    }
+  %5 = if %c : f32[2]
+    then_branch() -> (%t: f32[2]) {
+      %6 = neg %3 : f32[2]
+      return %6
+    }
+    else_branch() -> (%f: f32[2]) {
+      return %3
+    }
+  return %5, %1
+}"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({}, None),
+        ({"num_scan_inputs=1": "num_scan_inputs=-1"}, "region-arguments"),
+        ({"num_scan_inputs=1": "num_scan_inputs=3"}, "region-arguments"),
+        ({"%b: f32[2])": "%b: f32[2], %k: f32[2])"}, "region-arguments"),
+        ({"scan %s, %x": "scan %s, %s, %x"}, "region-arguments"),
+        ({"(%d: f32[2], %e: f32[2])": "(%d: f32[2])", "%2, %2": "%2"}, "region-results"),
+        ({"%v: f32[2])": "%v: f32[2], %k: f32[2])"}, "region-arguments"),
+        ({"%w: f32[2])": "%w: f32[2], %k: f32[2])", "%g, %4": "%g, %4, %4"}, "region-results"),
+        ({"(%h: bool[], %w: f32[2])": "(%h: bool[])", "%g, %4": "%g"}, "region-results"),
+        ({"(%t: f32[2])": "(%t: f32[2], %k: f32[2])", "return %6": "return %6, %6"}, "region-results"),
+    ],
+)
+def test_regions_take_and_return_what_their_operation_has(changes: dict[str, str], code: str | None) -> None:
+    text = LOOPS
+    for old, new in changes.items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    assert {finding.code for finding in findings(parse(text))} == ({f"verify/{code}"} if code else set())
+
+
 def test_all_findings_come_at_once_with_their_context() -> None:
     module = parse(SOUND)
     ops = Ops(module)
