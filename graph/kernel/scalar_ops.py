@@ -216,5 +216,5 @@ def convert(x: Any, to: DType) -> Any:
     limits = np.iinfo(to.numpy)
     wide = np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0, posinf=np.inf, neginf=-np.inf)
     inside = (wide >= float(limits.min)) & (wide < float(limits.max) + 1)
-    beyond = np.where(wide < 0, limits.min, limits.max).astype(to.numpy)
+    beyond = np.where(wide < 0, np.array(limits.min, to.numpy), np.array(limits.max, to.numpy))
     return np.where(inside, np.where(inside, wide, 0).astype(to.numpy), beyond)[()]
