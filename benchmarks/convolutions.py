@@ -44,6 +44,7 @@ from tilewright.backends.cpu.kernels.depthwise import (
 )
 from tilewright.backends.cpu.kernels.image import BY_CHANNEL, ImageEpilogue, ImageOperand, Layout, Window
 from tilewright.backends.cpu.kernels.pack import on_cache_lines
+from tilewright.backends.cpu.kernels.pool import Pool, build_pool, pool_arguments, pool_blocks, pool_units
 from tilewright.backends.cpu.machine import machine
 from tilewright.graph.dtypes import f32
 from tilewright.graph.module import Module
@@ -99,7 +100,10 @@ DEPTHWISE = [
         (14, 480, 5, 1), (14, 672, 5, 2), (7, 1152, 5, 1), (56, 96, 7, 1), (14, 384, 7, 1),
     ]
 ]  # fmt: skip
-
+POOLS = [
+    ("max", Layer(112, 64, 64, 3, 2)), ("max", Layer(56, 128, 128, 3, 1)), ("max", Layer(20, 256, 256, 5, 1)),
+    ("max", Layer(20, 256, 256, 13, 1)), ("average", Layer(28, 256, 256, 3, 1)), ("average", Layer(56, 128, 128, 1, 2)),
+]  # fmt: skip
 TILES = [(2, 7), (4, 4), (3, 6), (2, 4)]
 
 
@@ -298,6 +302,38 @@ def depthwise_row(layer: Layer, seconds: float, every: bool) -> list[str]:
     ]  # fmt: skip
 
 
+def pool_row(name: str, layer: Layer, kind: str, seconds: float) -> list[str]:
+    """A pool of an image; ONNX Runtime's reads and writes channels first, so both do it in their own layout."""
+    from onnx import helper
+
+    x = np.random.default_rng(0).normal(size=(1, layer.channels, layer.size, layer.size)).astype(np.float32)
+    facts = {"kernel_shape": [layer.kernel] * 2, "strides": [layer.stride] * 2, "pads": [layer.pad] * 4}
+    node = helper.make_node("MaxPool" if kind == "max" else "AveragePool", ["x"], ["y"], **facts)
+    theirs, expected = onnxruntime_run([node], x, {})
+    out, channels = layer.out, layer.channels
+    layouts = Layout(None, 0, layer.size * channels, channels), Layout(None, 0, out * channels, channels)
+    window = Window.of((layer.kernel,) * 2, (layer.stride,) * 2)
+    pool = Pool(kind, window, channels, f32, False, 1, out, out, *layouts)
+    y = aligned(np.zeros((out, out, channels), np.float32))
+    blocks = pool_blocks(pool, machine(), out, channels)
+    known = {"x": aligned(x[0].transpose(1, 2, 0)), "y": y, "images": 1, "x_image": 0, "y_image": 0}
+    known |= {"row_blocks": blocks.rows, "channel_blocks": blocks.channels}
+    for dim, size, pad in (("plane", 1, 0), ("row", layer.size, layer.pad), ("pixel", layer.size, layer.pad)):
+        known |= {f"{dim}_size": size, f"{dim}_before": pad, f"{dim}_after": pad}
+    known |= {"begin": 0, "end": pool_units(1, 1, blocks), "thread": 0}
+    ours = {"tilewright": compiled(build_pool("pool", pool, machine()), pool_arguments(pool), known)}
+    check(layer, ours, y, expected)
+    best = best_of({"onnxruntime": theirs, **ours}, seconds)
+    bandwidth = (x.nbytes + y.nbytes) / best["tilewright"] / 1e9
+    ratio = best["onnxruntime"] / best["tilewright"]
+    return [
+        name,
+        *(f"{best[key] * 1e6:.0f}" for key in ("tilewright", "onnxruntime")),
+        f"{ratio:.2f}",
+        f"{bandwidth:.0f}",
+    ]
+
+
 @click.command()
 @click.option("--seconds", default=2.0, show_default=True, help="For each row.")
 @click.option("--only", default="", help="Layers whose text contains this.")
@@ -311,6 +347,9 @@ def main(seconds: float, only: str, every: bool) -> None:
     rows = [depthwise_row(layer, seconds, every) for layer in DEPTHWISE if only in str(layer)]
     columns = ["layer", "tilewright us", "onnxruntime us", "with layout", "ratio", "GFLOP/s", "tiles/blocks"]
     table("Depthwise convolutions, float32, one thread", columns, rows)
+    named = [(f"{kind} pool {layer}", layer, kind) for kind, layer in POOLS]
+    rows = [pool_row(name, layer, kind, seconds) for name, layer, kind in named if only in name]
+    table("Pools, float32, one thread", ["pool", "tilewright us", "onnxruntime us", "ratio", "GB/s"], rows)
 
 
 if __name__ == "__main__":
