@@ -287,7 +287,7 @@ class Evaluator:
             key = FunctionKey(op.domain, op.op_type, op.metadata.get("overload", ""))
             if key in self.functions:
                 return _call_function(self.functions[key], op, operands)
-        if not op.regions:
+        if not op.regions or Trait.CONTROL_FLOW not in op.definition.traits:
             return None
         from .control_flow import run_regions
 

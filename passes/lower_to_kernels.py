@@ -11,7 +11,7 @@ have. The latter run as host steps.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from ..graph.core import Block, Operation, Value
 from ..graph.dims import FreshSymbols
 from ..graph.lowerings.builder import KernelBuilder
 from ..graph.opdef import Trait
+from ..graph.types import TensorType
 from .base import Pass
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class LowerToKernels(Pass):
     def _block(self, block: Block, outer: set[Value], module: Module, context: PassContext) -> None:
         known = set(outer)
         for op in list(block):
-            if is_planned(op, known):
+            if is_planned(op, known.__contains__):
                 known.update(op.results)
                 continue
             for region in op.regions.values():
@@ -66,11 +67,11 @@ class LowerToKernels(Pass):
         return values is not None
 
 
-def is_planned(op: Operation, known: Set[Value]) -> bool:
-    """Whether the results follow from shapes and from `known` values, so that they are known when a run is planned."""
-    if op.regions or not op.definition.is_pure:
+def is_planned(op: Operation, is_known: Callable[[Value], bool]) -> bool:
+    """Whether the results follow from shapes and from known values, so that they are known when a run is planned."""
+    if op.regions or not op.definition.is_pure or not all(isinstance(r.type, TensorType) for r in op.results):
         return False
-    return Trait.SHAPE_ONLY in op.definition.traits or all(value in known for value in op.operand_values)
+    return Trait.SHAPE_ONLY in op.definition.traits or all(is_known(value) for value in op.operand_values)
 
 
 def lower(op: Operation, known: set[Value], symbols: FreshSymbols, rewriter: Rewriter) -> list[Value | None] | None:
@@ -102,7 +103,7 @@ def _by_parts(op: Operation, known: set[Value], symbols: FreshSymbols, rewriter:
     values: list[Value | None] = list(found)
     inside = set(known)
     for part in parts:
-        if is_planned(part, inside):
+        if is_planned(part, inside.__contains__):
             inside.update(part.results)
             continue
         lowered = None if part.regions else lower(part, inside, symbols, rewriter)

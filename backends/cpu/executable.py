@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ...graph import types
 from ...graph.clone import clone_module
-from ...graph.core import Operation, Value
-from ...graph.diagnostics import Diagnostic, UsageError
-from ...graph.evaluator import Evaluator, captures
+from ...graph.control_flow import run_regions
+from ...graph.core import Block, Operation, Value
+from ...graph.diagnostics import Diagnostic, ExecutionError, UsageError
+from ...graph.evaluation import as_results
+from ...graph.evaluator import Evaluator
+from ...graph.kernel.strided import Shape
 from ...graph.lowerings.builder import data_of
 from ...graph.module import Module
 from ...passes.manager import PassManager
@@ -23,7 +26,7 @@ from .machine import machine, usable_cores
 from .planner import Planner, Shared
 from .program import Program
 from .runtime import pool
-from .segment import Segment, steps_of
+from .segment import Segment, Step, planned_values, steps_of
 
 THREADS_VARIABLE = "TILEWRIGHT_THREADS"
 
@@ -45,24 +48,33 @@ class CpuExecutable(Executable):
         self._block = self.module.main.block
         self._shared = Shared(KernelLibrary(machine()), self.threads)
         self._evaluator = Evaluator(self.module.functions)
-        self._steps = steps_of(self._block)
+        self._steps: dict[Block, list[Step]] = {}
+        self._split(self._block, frozenset())
         self._programs: dict[Any, Program] = {}
         self._lock = threading.Lock()
         self._plan_static()
 
+    def _split(self, block: Block, planned: Set[Value]) -> None:
+        """The steps of a block and of those inside."""
+        steps = self._steps[block] = steps_of(block, planned)
+        inside = planned | planned_values(steps)
+        for step in steps:
+            if isinstance(step, Operation):
+                for region in step.regions.values():
+                    self._split(region.block, inside)
+
     def _plan_static(self) -> None:
         """Compile what can be compiled before the first run: segments whose inputs all have known sizes."""
-        for index, step in enumerate(self._steps):
-            if isinstance(step, Segment) and not step.known:
-                shapes = [_static_shape(value) for value in step.inputs]
-                if all(shape is not None for shape in shapes):
-                    self._program(index, step, tuple(shape for shape in shapes if shape is not None), ())
+        for steps in self._steps.values():
+            for step in steps:
+                if isinstance(step, Segment) and not step.known:
+                    shapes = [_static_shape(value) for value in step.inputs]
+                    if all(shape is not None for shape in shapes):
+                        self._program(step, tuple(shape for shape in shapes if shape is not None), ())
 
-    def _program(
-        self, index: int, segment: Segment, shapes: tuple[tuple[int, ...], ...], known: Sequence[np.ndarray]
-    ) -> Program:
+    def _program(self, segment: Segment, shapes: tuple[Shape, ...], known: Sequence[np.ndarray]) -> Program:
         """The plan for inputs of these shapes and elements; made when it is first needed."""
-        key = (index, shapes, tuple((array.shape, array.tobytes()) for array in known))
+        key = (segment, shapes, tuple((array.shape, array.tobytes()) for array in known))
         found = self._programs.get(key)
         if found is None:
             with self._lock:
@@ -77,19 +89,40 @@ class CpuExecutable(Executable):
         self, arguments: Sequence[Any], dims: Mapping[Any, int], outputs: Sequence[int]
     ) -> tuple[list[Any], Sequence[Diagnostic]]:
         values: dict[Value, Any] = dict(zip(self._block.arguments, arguments, strict=True))
+        self._run(self._block, values)
+        returned = [_fetch(values, self._block.returned[index]) for index in outputs]
+        return [owned(result, arguments) for result in returned], ()
+
+    def _run(self, block: Block, values: dict[Value, Any]) -> None:
+        """Run the steps of a block; `values` holds its arguments and what it captures, and receives what it makes."""
         workers = pool(self.threads) if self.threads > 1 else None
-        for index, step in enumerate(self._steps):
+        for step in self._steps[block]:
             if isinstance(step, Operation):
-                operands = [None if value is None else _fetch(values, value) for value in step.operands]
-                captured = {value: _fetch(values, value) for value in captures(step)} if step.regions else None
-                values.update(zip(step.results, self._evaluator.evaluate(step, operands, captured), strict=True))
+                values.update(zip(step.results, self._operation(step, values), strict=True))
                 continue
             arrays = [np.asarray(_fetch(values, value), order="C") for value in step.inputs]
             known = [np.asarray(_fetch(values, value)) for value in step.known]
-            program = self._program(index, step, tuple(array.shape for array in arrays), known)
+            program = self._program(step, tuple(array.shape for array in arrays), known)
             values.update(zip(step.outputs, program.run(workers, arrays), strict=True))
-        returned = [_fetch(values, self._block.returned[index]) for index in outputs]
-        return [owned(result, arguments) for result in returned], ()
+
+    def _operation(self, op: Operation, values: dict[Value, Any]) -> list[Any]:
+        """The results of a host step, or of control flow, whose blocks run as the main one does."""
+        operands = [None if value is None else _fetch(values, value) for value in op.operands]
+        if not is_control_flow(op):
+            return self._evaluator.evaluate(op, operands)
+        activity = run_regions(op, operands)
+        answer: list[Any] | None = None
+        try:
+            while True:
+                call = activity.send(answer)  # type: ignore[arg-type]
+                inside = {**values, **dict(zip(call.block.arguments, call.arguments, strict=True))}
+                self._run(call.block, inside)
+                answer = [_fetch(inside, value) for value in call.block.returned]
+        except StopIteration as finished:
+            return as_results(op, tuple(finished.value))
+        except ExecutionError as error:
+            error.with_note(f"inside {op.name} at {op.location}")
+            raise
 
     def report(self) -> dict[str, Any]:
         """What was compiled.
@@ -100,18 +133,24 @@ class CpuExecutable(Executable):
         """
         programs = list(self._programs.values())
         calls = Counter(call.kernel.name for program in programs for call in program.calls)
-        host = [step for step in self._steps if isinstance(step, Operation)]
+        steps = [step for steps in self._steps.values() for step in steps]
+        host = [step for step in steps if isinstance(step, Operation) and not is_control_flow(step)]
         return {
             "target": self.target,
             "threads": self.threads,
             "vector_bits": self._shared.library.machine.vector_bits,
-            "segments": len(self._steps) - len(host),
+            "segments": sum(isinstance(step, Segment) for step in steps),
             "kernels": dict(sorted(calls.items())),
             "compiled": self._shared.library.compiled,
             "loaded": self._shared.library.loaded,
             "host_steps": [{"operator": op.name, "location": str(op.location)} for op in host],
             "arena_bytes": max((program.arena_bytes for program in programs), default=0),
         }
+
+
+def is_control_flow(op: Operation) -> bool:
+    """Whether `op` runs blocks of the model."""
+    return bool(op.regions) and op.definition.domain != "kernel"
 
 
 def default_threads() -> int:

@@ -5,13 +5,14 @@ A segment ends where something runs on the host, and where sizes of what follows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from ...graph.core import Block, Operation, Value
 from ...graph.evaluator import captures
 from ...graph.kernel.kernel_base import KernelOp
 from ...graph.opdef import Trait
+from ...passes.lower_to_kernels import is_planned
 from .planner import has_plan
 
 
@@ -31,9 +32,9 @@ class Segment:
 Step = Segment | Operation
 
 
-def steps_of(block: Block) -> list[Step]:
-    """The steps of a block at the level "kernel", in order."""
-    splitter = _Splitter()
+def steps_of(block: Block, planned: Set[Value] = frozenset()) -> list[Step]:
+    """The steps of a block at the level "kernel", in order; `planned` values from around it follow from shapes."""
+    splitter = _Splitter(planned)
     for op in block:
         if op.name != "const" and not op.is_terminator:
             splitter.add(op)
@@ -45,11 +46,12 @@ def steps_of(block: Block) -> list[Step]:
 class _Splitter:
     """Adds operations to the current segment, or starts another."""
 
-    def __init__(self) -> None:
+    def __init__(self, planned: Set[Value]) -> None:
         self.steps: list[Step] = []
         self.segment = Segment()
         self.made: set[Value] = set()  # by the current segment's kernels
         self.planned: set[Value] = set()  # worked out when the current segment is planned
+        self.earlier: set[Value] = set(planned)  # worked out before
 
     def add(self, op: Operation) -> None:
         if isinstance(op.definition, KernelOp):
@@ -72,12 +74,8 @@ class _Splitter:
 
     def is_planned(self, op: Operation) -> bool:
         """Whether the results follow from shapes and from what is known when the current segment is planned."""
-        if op.regions or not op.definition.is_pure:
-            return False
-        if Trait.SHAPE_ONLY in op.definition.traits:
-            return True
-        # Of values from elsewhere only those that are small enough to be sizes; see `lower-to-kernels`.
-        return all(_is_constant(value) or value in self.planned for value in op.operand_values)
+        known = self.planned | self.earlier
+        return is_planned(op, lambda value: _is_constant(value) or value in known)
 
     def know(self, values: Sequence[Value]) -> None:
         """Note which values from elsewhere must be known."""
@@ -89,7 +87,14 @@ class _Splitter:
     def close(self) -> None:
         if self.segment.ops:
             self.steps.append(self.segment)
+        self.earlier |= self.planned
         self.segment, self.made, self.planned = Segment(), set(), set()
+
+
+def planned_values(steps: Sequence[Step]) -> set[Value]:
+    """What the segments among `steps` work out when they are planned."""
+    ops = [op for step in steps if isinstance(step, Segment) for op in step.ops]
+    return {result for op in ops if not isinstance(op.definition, KernelOp) for result in op.results}
 
 
 def _connect(steps: Sequence[Step], returned: Sequence[Value]) -> None:

@@ -189,8 +189,14 @@ class Scan(KernelOp):
         return [shapes[0]]
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:
-        onnx = "CumSum" if op.attr("kind") == "sum" else "CumProd"
-        return opdef.lookup("", onnx).evaluate(op, *operands)
+        x, axis = operands[0], int(np.reshape(operands[1], -1)[0])
+        run = np.cumsum if op.attr("kind") == "sum" else np.cumprod
+        x = np.flip(x, axis) if op.attr("reverse") else x
+        result = np.asarray(run(x, axis=axis, dtype=x.dtype))
+        if op.attr("exclusive") and x.shape[axis]:
+            first = np.full_like(np.take(x, [0], axis), 0 if op.attr("kind") == "sum" else 1)
+            result = np.concatenate([first, np.delete(result, -1, axis)], axis)
+        return np.flip(result, axis).copy() if op.attr("reverse") else result
 
 
 @op("sort", domain="kernel")
