@@ -19,7 +19,7 @@ from measure import table
 
 import tilewright
 from tilewright.backends.cpu.jit import compile_modules
-from tilewright.backends.cpu.kernels import move, rows
+from tilewright.backends.cpu.kernels import move, recurrent, rows
 from tilewright.backends.cpu.kernels import reduce as reductions
 from tilewright.backends.cpu.kernels.strided import View
 from tilewright.backends.cpu.machine import machine
@@ -157,6 +157,29 @@ def transpose(shape: tuple[int, ...], perm: tuple[int, ...]) -> Case:
     return run, peer, x.size, x.size
 
 
+def recurrence(kind: str, length: int, hidden: int) -> Case:
+    """Against the whole operator of ONNX Runtime, with one input, so that its product with the inputs costs nothing."""
+    gates, directions = recurrent.GATES[kind], 1
+    activations: Any = {"lstm": ("sigmoid", "tanh", "tanh"), "gru": ("sigmoid", "tanh")}[kind]
+    kernel = recurrent.Recurrent(kind, hidden, activations=tuple((name, 0.0, 0.0) for name in activations))
+    weights = filled(directions, gates * hidden, hidden) / hidden**0.5
+    x, w = filled(length, 1, 1), filled(directions, gates * hidden, 1)
+    packed = recurrent.packed_recurrence(kernel, weights, machine())
+    given: dict[str, Any] = {
+        "y": aligned(length, hidden), "h": aligned(hidden), "c": aligned(hidden), "weights": packed,
+        "inputs": filled(length, gates * hidden), "h0": aligned(hidden), "c0": aligned(hidden), "length": length,
+        "batch": 1, "scratch": aligned(recurrent.recurrent_scratch(kernel, machine())),
+        "inputs_time": gates * hidden, "y_time": hidden, "begin": 0, "end": 1, "thread": 0,
+    }  # fmt: skip
+    module = recurrent.build_recurrent("recurrent", kernel, machine())
+    run = direct(module, [given.get(name, 0) for name in recurrent.recurrent_arguments(kernel)])
+
+    def build(b: Any) -> Any:
+        return getattr(b, kind)(b.input("x", f32[length, 1, 1]), w, weights, hidden_size=hidden, outputs=2)[0]
+
+    return run, onnxruntime_of(build, {"x": x}), length * weights.size, length * hidden
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "softmax 1536 x 128": lambda: row_case(rows.softmax(), 1536, 128, lambda b, x: b.softmax(x, axis=-1), False),
     "softmax 2364 x 197": lambda: row_case(rows.softmax(), 2364, 197, lambda b, x: b.softmax(x, axis=-1), False),
@@ -176,6 +199,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "transpose 1 x 56 x 56 x 256 to channels first": lambda: transpose((1, 56, 56, 256), (0, 3, 1, 2)),
     "transpose 1 x 3 x 224 x 224 to channels last": lambda: transpose((1, 3, 224, 224), (0, 2, 3, 1)),
     "transpose 1 x 128 x 12 x 64, heads first": lambda: transpose((1, 128, 12, 64), (0, 2, 1, 3)),
+    "lstm of 100 steps, 128 units": lambda: recurrence("lstm", 100, 128),
+    "lstm of 100 steps, 512 units": lambda: recurrence("lstm", 100, 512),
+    "gru of 100 steps, 256 units": lambda: recurrence("gru", 100, 256),
     "sum 2048 x 49, axis 1": lambda: reduction((2048, 49), 1),
     "sum 49 x 2048, axis 0": lambda: reduction((49, 2048), 0),
 }
