@@ -33,6 +33,7 @@ from .base import RulePass
 from .context import PassContext
 from .driver import apply_rules
 from .fold_scale_shift import scalable_behind_movement, scale_constants
+from .fuse_attention_einsum import EinsumToProducts
 from .fuse_attention_forms import Operands, choose_again, choose_operands
 from .fuse_attention_masks import Mask, build_mask, choose_mask
 from .fuse_attention_past import AttentionPast
@@ -262,12 +263,12 @@ class FuseAttention(RulePass):
     name = "fuse-attention"
     exactness = "reassociates"
     fuses = True
-    rules = (FusedAttention, AttentionPast, AttentionOperands, ScaleIntoWeights)
+    rules = (EinsumToProducts, FusedAttention, AttentionPast, AttentionOperands, ScaleIntoWeights)
 
     def run(self, module: Module, context: PassContext) -> bool:
         # Where Attention will be taken apart again, a Reshape of each operand would be one too many, and so is a scale.
         flat = module.opsets.get("", 0) >= FIRST_OPSET
-        rules = [FusedAttention(flat), AttentionPast(), AttentionOperands(flat)]
+        rules = [EinsumToProducts(flat), FusedAttention(flat), AttentionPast(), AttentionOperands(flat)]
         if not flat:
             rules.append(ScaleIntoWeights())
         changed = apply_rules(module, rules, context)

@@ -433,6 +433,35 @@ def past_that_is_not_given_back(b: Any) -> None:
     b.output(b.softmax(b.mul(q @ transposed(b, k), 0.25)) @ v, "y")
 
 
+def _einsum(scores: str, context: str, axis: int = -1, kv_heads: int = H) -> Callable[[Any], None]:
+    """Attention by two Einsums: of operands whose axes are called b, q or k, h, d."""
+
+    def operand(b: Any, letters: str, name: str, heads: int) -> Any:
+        return b.input(name, f32[tuple({"b": B, "q": S, "k": T, "h": heads, "d": D, "e": 6}[x] for x in letters)])
+
+    def build(b: Any) -> None:
+        first, second = scores[: scores.index("-")].split(",")
+        q, k = operand(b, first, "q", H), operand(b, second, "k", kv_heads)
+        v = operand(b, context[: context.index("-")].split(",")[1], "v", kv_heads)
+        weights_ = b.softmax(b.mul(b.einsum(q, k, equation=scores), 0.25), axis=axis)
+        b.output(b.einsum(weights_, v, equation=context), "y")
+
+    return build
+
+
+EINSUMS = {
+    "heads_first": Form(_einsum("bhqd,bhkd->bhqk", "bhqk,bhke->bhqe")),
+    "length_first": Form(_einsum("bqhd,bkhd->bhqk", "bhqk,bkhe->bqhe")),
+    "length_first_all_along": Form(_einsum("bqhd,bkhd->bqhk", "bqhk,bkhe->bqhe")),
+    "softmax_over_another_axis": Form(_einsum("bqhd,bkhd->bqkh", "bqkh,bkhe->bqhe", axis=2)),
+    "keys_before_queries": Form(_einsum("bhqd,bhkd->bhkq", "bhkq,bhke->bhqe", axis=-2)),
+    "channels_first": Form(_einsum("bhdq,bhdk->bhqk", "bhqk,bhek->bheq")),
+    "three_dims": Form(_einsum("bqd,bkd->bqk", "bqk,bke->bqe"), packed=True),
+    "channels_first_in_three_dims": Form(_einsum("bdq,bdk->bqk", "bqk,bek->beq"), packed=True),
+    "one_head_of_keys": Form(_einsum("bhqd,bkd->bhqk", "bhqk,bke->bhqe"), kv_heads=1),
+}
+
+
 def model_of(build: Callable[[Any], None], opset: int = 21) -> Any:
     global _random
     _random = np.random.default_rng(3)
