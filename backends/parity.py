@@ -74,6 +74,7 @@ class ParityReport:
     runs: list[ParityRun] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     failure: TilewrightError | None = None  # why the expected side could not be run
+    refusal: TilewrightError | None = None  # why it could not be run with sizes other than 1
 
     @property
     def passed(self) -> bool:
@@ -148,6 +149,8 @@ def check_parity(
         return report
     unstable = _unstable_outputs(expected.module, runner, known)
     del runner
+    if all(result.is_unit for result in known):
+        report.refusal = next((result.refusal for result in known if result.refusal is not None), None)
     try:
         runner = actual.start()
         for result in known:
@@ -167,6 +170,8 @@ class _Result(NamedTuple):
     inputs: str
     feeds: dict[str, Any]
     outputs: Mapping[str, Any]
+    is_unit: bool  # every size that the model leaves open was 1
+    refusal: TilewrightError | None = None  # of the first sizes that were tried, if these were not
 
 
 def _explore(runner: Runner, planned: PlannedRuns, seed: int) -> list[_Result]:
@@ -192,7 +197,7 @@ def _first_that_runs(
         if tries >= (FURTHER_TRIES if taken else FIRST_TRIES):
             break
         try:
-            return scenario, _attempt(runner, plan, scenario, seed)
+            return scenario, _attempt(runner, plan, scenario, seed)._replace(refusal=first_error)
         except TilewrightError as error:
             first_error = first_error or error
     if taken:
@@ -206,7 +211,9 @@ def _first_that_runs(
 
 def _attempt(runner: Runner, plan: FeedPlan, scenario: Scenario, seed: int) -> _Result:
     feeds = plan.feeds(scenario, seed)
-    return _Result(plan.describe(scenario), feeds, runner.run(feeds))
+    sizes = [value for value in plan.chosen(scenario).values() if type(value) is int]
+    is_unit = bool(sizes) and set(sizes) == {1}
+    return _Result(plan.describe(scenario), feeds, runner.run(feeds), is_unit)
 
 
 def _unstable_outputs(module: Module, runner: Runner, known: Sequence[_Result]) -> frozenset[str]:

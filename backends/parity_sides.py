@@ -10,7 +10,7 @@ from ..graph.module import Module
 from . import onnxruntime_oracle
 from .feeds import FeedPlan
 from .model_source import Model
-from .parity import ParityReport, PlannedRuns, Runner, Side, check_parity
+from .parity import ParityReport, PlannedRuns, Runner, Side, check_parity, reason_of
 from .target import compile_module
 
 ENGINES = ("onnxruntime", "reference")
@@ -42,7 +42,8 @@ def compare_models(
 ) -> ParityReport:
     """Whether `actual` gives what `expected` gives, both run by `engine`. Raises UsageError for an unknown engine.
 
-    Where ONNX Runtime cannot run `expected`, the reference interpreter runs both.
+    Where ONNX Runtime cannot run `expected`, or only with sizes of 1, which show little, the reference interpreter runs
+    both.
     """
     _check_engine(engine)
     label = actual.label
@@ -60,10 +61,15 @@ def compare_models(
         missing = "ONNX Runtime is not installed, so the reference interpreter ran the models"
         return _noted(report, f"{missing} ({onnxruntime_oracle.INSTALL_HINT})")
     report = check(_in_onnxruntime)
-    if report.failure is None:
+    if report.failure is None and report.refusal is None:
         return _noted(report, f"run by {onnxruntime_oracle.description()}")
     again = check(_in_reference)
-    return _noted(again, f"run by the reference interpreter, because in ONNX Runtime {report.reason}")
+    if report.refusal is None:
+        return _noted(again, f"run by the reference interpreter, because in ONNX Runtime {report.reason}")
+    if not report.passed or again.failure is not None:
+        return _noted(report, f"run by {onnxruntime_oracle.description()}")
+    runs = f"{expected.label} runs only where all sizes are 1 (it agrees there): {reason_of(report.refusal)}"
+    return _noted(again, f"run by the reference interpreter, because in ONNX Runtime {runs}")
 
 
 def compare_runtimes(

@@ -122,6 +122,30 @@ def test_a_model_that_onnxruntime_loads_but_does_not_run(monkeypatch: pytest.Mon
 
 
 @needs_onnxruntime
+def test_a_model_that_onnxruntime_runs_with_sizes_of_one_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They agree there, as a product of one number may; the reference interpreter takes other sizes and tells."""
+    run = OnnxRuntime.run
+
+    def picky(self: OnnxRuntime, feeds: Any) -> Any:
+        if feeds["x"].size > 1:
+            raise ExecutionError("onnxruntime/run", "ONNX Runtime does not run the model", notes=["it says: too large"])
+        return run(self, feeds)
+
+    def summed(axis: int) -> Module:
+        b = Builder()
+        b.output(b.reduce_sum(b.input("x", f32["n", "m"]), [axis], keepdims=1), "y")
+        return b.build()
+
+    monkeypatch.setattr(OnnxRuntime, "run", picky)
+    report = tilewright.parity(scaled(2.0), scaled(2.0))
+    assert report.passed
+    assert "runs only where all sizes are 1 (it agrees there): ONNX Runtime does not run the model" in report.notes[0]
+    assert {run.inputs for run in report.runs} != {"batch=1 n=1"}
+    assert tilewright.parity(summed(0), summed(1)).verdict == "differs"
+    assert "ONNX Runtime 1" in tilewright.parity(scaled(2.0), scaled(3.0)).notes[0]
+
+
+@needs_onnxruntime
 def test_a_new_model_that_onnxruntime_does_not_run_differs() -> None:
     """The original says what runs: whoever used it in ONNX Runtime could not use the new one."""
     b = Builder(opset=22)
