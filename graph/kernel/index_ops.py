@@ -172,8 +172,13 @@ class ArgExtreme(KernelOp):
         return [(*shapes[0][:axis], *kept, *shapes[0][axis + 1 :])]
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:
-        onnx = "ArgMax" if op.attr("kind") == "max" else "ArgMin"
-        return opdef.lookup("", onnx).evaluate(op, *operands)
+        x, axis = operands[0], _axis(op, operands[0].ndim)
+        find: Any = np.argmax if op.attr("kind") == "max" else np.argmin
+        if op.attr("select_last_index"):
+            found = x.shape[axis] - 1 - find(np.flip(x, axis), axis)
+        else:
+            found = find(x, axis)
+        return np.expand_dims(found, axis) if op.attr("keepdims") else np.asarray(found)
 
 
 @op("scan", domain="kernel")

@@ -108,9 +108,9 @@ class Slice(ViewOp):
     known_operands = (1, 2, 3, 4)
 
     def view(self, op: Operation, operand: Strided, known: Known) -> Strided | None:
-        starts, ends = known(1), known(2)
-        axes = known(3) if op.input(3) is not None else np.arange(len(starts))
-        steps = known(4) if op.input(4) is not None else np.ones(len(starts), np.int64)
+        starts, ends = known(1).reshape(-1), known(2).reshape(-1)
+        axes = known(3).reshape(-1) if op.input(3) is not None else np.arange(len(starts))
+        steps = known(4).reshape(-1) if op.input(4) is not None else np.ones(len(starts), np.int64)
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
             axis = int(axis) % operand.rank
             size = operand.shape[axis]

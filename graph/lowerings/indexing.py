@@ -95,7 +95,8 @@ def blocks(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
         moved = k.transpose(cut, [0, 3, 4, 1, 5, 2] if is_depth_first else [0, 1, 4, 2, 5, 3])
         return [k.merge_axes(k.merge_axes(moved, 2), 3)]
     cut = k.split_axis(k.split_axis(x, 3, [-1, size]), 2, [-1, size])
-    moved = k.transpose(cut, [0, 3, 5, 1, 2, 4])
+    is_depth_first = op.attr("mode", "DCR") != "CRD"
+    moved = k.transpose(cut, [0, 3, 5, 1, 2, 4] if is_depth_first else [0, 1, 3, 5, 2, 4])
     return [k.merge_axes(k.merge_axes(moved, 1), 1)]
 
 
