@@ -90,7 +90,8 @@ LAYERS = [
     Layer(56, 128, 128, 3, 2), Layer(28, 256, 256, 3, 2), Layer(14, 512, 512, 3, 2),
     Layer(56, 256, 512, 1, 2), Layer(28, 512, 1024, 1, 2), Layer(14, 1024, 2048, 1, 2),
     Layer(28, 128, 128, 3, dilation=2), Layer(14, 512, 512, 3, groups=32), Layer(20, 128, 128, 3),
-    Layer(13, 256, 512, 3), Layer(112, 64, 128, 3),
+    Layer(13, 256, 512, 3), Layer(112, 64, 128, 3), Layer(56, 128, 128, 3, groups=32),
+    Layer(28, 256, 256, 3, groups=32), Layer(56, 64, 64, 3, groups=32),
 ]  # fmt: skip
 DEPTHWISE = [
     Layer(size, channels, channels, kernel, stride, groups=channels)

@@ -175,6 +175,18 @@ def test_narrow_floats_are_summed_up_in_f32(dtype: DType) -> None:
     case.run(TINY)
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("groups", "channels", "outputs"), [(8, 2, 2), (8, 1, 2), (8, 4, 4), (16, 1, 4), (4, 3, 2)])
+def test_small_groups_share_vectors(groups: int, channels: int, outputs: int, width: int) -> None:
+    case = Case((3, 5), channels, outputs, (3, 2), strides=(1, 2), pads=1, groups=groups, images=2)
+    machine = machine_of_width(width)
+    tiling = choose_conv_tiling(case.conv, machine)
+    lanes = machine.lanes(f32)
+    count = lanes // outputs
+    assert tiling.together == (count if count > 2 and groups % count == 0 and count * channels <= lanes else 1)
+    case.run(tiling, width, blocks=2)
+
+
 def test_a_long_filter_bank_is_cut_into_parts() -> None:
     machine = machine_of_width(512)
     conv = Conv(Window.of((3, 3)), 4096, 512, f32, rows=7, pixels=7)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -83,13 +83,17 @@ class Conv:
 
 @dataclass(frozen=True)
 class ConvTiling:
-    """`rows` x `pixels` outputs times `vectors` of `lanes` channels in registers; input channels in `parts` parts."""
+    """`rows` x `pixels` outputs times `vectors` of `lanes` channels in registers; input channels in `parts` parts.
+
+    Of groups with few channels `together` ones share a vector.
+    """
 
     rows: int
     pixels: int
     vectors: int
     lanes: int
     parts: int = 1
+    together: int = 1
 
     @property
     def columns(self) -> int:
@@ -108,6 +112,11 @@ def conv_tilings(conv: Conv, machine: Machine) -> list[ConvTiling]:
     """Tilings that fill the registers in different ways, in the order in which equally good ones are preferred."""
     computed = computed_in(conv.dtype)
     lanes = machine.lanes(computed)
+    together = _together(conv, lanes)
+    if together > 1:
+        # Sums and the input's vectors take the same room.
+        room = (machine.registers - 2) // 2
+        return [ConvTiling(1, min(room, conv.pixels or room), 1, lanes, 1, together)]
     while lanes > 4 and lanes // 2 >= conv.outputs:
         lanes //= 2
     most = -(-conv.outputs // lanes)
@@ -122,6 +131,14 @@ def conv_tilings(conv: Conv, machine: Machine) -> list[ConvTiling]:
         parts = _parts(conv, vectors * lanes * computed.numpy.itemsize, machine)
         found.append(ConvTiling(rows, pixels, vectors, lanes, parts))
     return found
+
+
+def _together(conv: Conv, lanes: int) -> int:
+    """How many groups fill a vector of outputs while their input channels fit into one as well; else 1. Two are better
+    off with half a vector each, since shuffles take the place of multiply-adds."""
+    count = lanes // conv.outputs
+    fits = count > 2 and lanes % conv.outputs == 0 and conv.groups % count == 0 and count * conv.channels <= lanes
+    return count if fits and conv.x.channel == 1 else 1
 
 
 def _parts(conv: Conv, width: int, machine: Machine) -> int:
@@ -162,7 +179,7 @@ def conv_blocks(conv: Conv, tiling: ConvTiling, machine: Machine, rows: int, pix
     height, width = conv.window.strides[1:]
     row = max(1, pixels * width * conv.channels * height * size)
     blocks = -(-rows * row // max(1, machine.l2 // 2))
-    panels = conv.groups * -(-conv.outputs // tiling.columns)
+    panels = conv_units(conv, tiling, 1, 1, 1)
     wanted = 1 if threads == 1 else 4 * threads
     blocks = max(blocks, -(-wanted // panels))
     return max(1, min(blocks, -(-rows // tiling.rows)))
@@ -185,21 +202,32 @@ def conv_arguments(conv: Conv) -> list[str]:
 
 def conv_units(conv: Conv, tiling: ConvTiling, images: int, planes: int, blocks: int) -> int:
     """How many units of work there are."""
+    conv = _joined(conv, tiling)
     return images * planes * blocks * conv.groups * -(-conv.outputs // tiling.columns)
+
+
+def _joined(conv: Conv, tiling: ConvTiling) -> Conv:
+    """The convolution with groups that share a vector as one group."""
+    count = tiling.together
+    return replace(conv, groups=conv.groups // count, channels=conv.channels * count, outputs=conv.outputs * count)
 
 
 def packed_filters(w: np.ndarray, conv: Conv, tiling: ConvTiling) -> np.ndarray:
     """Filters [groups * outputs, channels, *kernel] in the order in which the kernel reads them; flat.
 
     For each group and panel, part of the channels: taps, channels, columns; of a planar input channels, taps, columns.
+    Groups that share a vector lie beside each other: taps, channels of one group, groups, outputs of one.
     """
     shape = conv.groups, conv.outputs, conv.channels, conv.window.taps
     filters = w.reshape(shape).astype(computed_in(conv.dtype).numpy, copy=False)
+    if tiling.together > 1:
+        filters = filters.reshape(-1, tiling.together, *shape[1:]).transpose(0, 4, 3, 1, 2)
+        return packed_panels(filters.reshape(-1, conv.depth, tiling.lanes), tiling.lanes)
     strips = []
     for first, last in _part_bounds(conv, tiling):
         strip = filters[:, :, first:last]
         order = strip.transpose(0, 3, 2, 1) if conv.x.channel == 1 else strip.transpose(0, 2, 3, 1)
-        strips.append(order.reshape(conv.groups, -1, conv.outputs))
+        strips.append(order.reshape(conv.groups, (last - first) * conv.window.taps, conv.outputs))
     return packed_panels(np.concatenate(strips, 1), tiling.columns)
 
 
@@ -219,7 +247,7 @@ def build_conv(name: str, conv: Conv, tiling: ConvTiling) -> Module:
 
 class _ConvBuilder:
     def __init__(self, name: str, conv: Conv, tiling: ConvTiling) -> None:
-        self.conv, self.tiling = conv, tiling
+        self.conv, self.tiling = _joined(conv, tiling), tiling
         self.computed = computed_in(conv.dtype)
         self.buffers = {"x": conv.dtype, "w": self.computed, "y": conv.dtype}
         names = conv_arguments(conv)
@@ -259,7 +287,7 @@ class _ConvBuilder:
         views = {"x": b.view(b["x"], source)}
         for name in ("y", *(operand.name for operand in conv.epilogue.operands)):
             views[name] = b.view(b[name], n.offset(name, **place, channel=channel))
-        strip = b.mul(b.add(b.mul(group, self.panels), panel), conv.depth * tiling.columns)
+        strip = b.mul(b.add(b.mul(group, self.panels), panel), conv.depth // tiling.together * tiling.columns)
         for index, (begin, end) in enumerate(self.parts):
             here = {**views, "x": b.view(views["x"], n.offset("x", channel=begin))}
             here["w"] = b.view(b["w"], b.add(strip, begin * conv.window.taps * tiling.columns))
@@ -274,7 +302,7 @@ class _ConvBuilder:
         )
         # A strip of filters is used by few tiles of a small image: meanwhile the next strip is fetched, evenly.
         first, last = share(b, block, down, n["blocks"])
-        tiles, size = b.mul(b.sub(last, first), across), depth * conv.window.taps * tiling.columns
+        tiles, size = b.mul(b.sub(last, first), across), depth * conv.window.taps // tiling.together * tiling.columns
         step = b.max(b.div(tiling.columns, tiles), 1) if self.prefetches else 0
         with b.loop(first, last) as y, b.loop(0, across) as x:
             top, bottom = share(b, y, rows, down)
@@ -337,19 +365,39 @@ class _ConvBuilder:
         steps = [(row, pixel) for row in range(rows) for pixel in range(pixels)]
         places = [n.offset("x", row=row * down, pixel=pixel * right) for row, pixel in steps]
         tile = Tile(rows * pixels, tiling.vectors, tiling.lanes, self.computed)
-        nest = reduction(b, n, conv, depth)
+        nest = reduction(b, n, conv, 1 if tiling.together > 1 else depth)
 
-        def fetch(k: Operand) -> None:
+        def step(sums: Sequence[Value], x: Value, strip: Value, k: Operand) -> list[Value]:
+            if tiling.together > 1:
+                return self.shuffled(b, sums, [b.load(x, place, conv.channels) for place in places], strip)
             if self.prefetches:
                 b.prefetch(b["w"], b.add(b["ahead"], b.mul(k, b["ahead_step"])), level=2)
+            return tile.step(b, sums, x, places, tile.right(b, strip, 0))
 
-        sums = _sum(b, tile, nest, tile.zeros(b), (b["x"], b["w"]), places, fetch)
+        width = tile.columns * (conv.channels // tiling.together if tiling.together > 1 else 1)
+        sums = _sum(b, nest, tile.zeros(b), (b["x"], b["w"]), width, step)
         columns: Operand = tiling.columns if conv.outputs % tiling.columns == 0 else b["columns"]
         target = Target(b["y"], [n.offset("y", row=row, pixel=pixel) for row, pixel in steps], columns)
         more, last = (b["more"], b["last"]) if len(self.parts) > 1 else (False, True)
         given = given_operands(b, n, conv.epilogue, rows, pixels)
         tile.finish(b, sums, target, more, last, self.body, given)
         return b.finish()
+
+    def shuffled(self, b: LoopBuilder, sums: Sequence[Value], pixels: Sequence[Value], strip: Value) -> list[Value]:
+        """The sums of groups that share a vector, after one tap: for each channel of a group, all lanes of a group's
+        outputs get that channel of their group."""
+        lanes, together = self.tiling.lanes, self.tiling.together
+        channels, outputs = self.conv.channels // together, self.conv.outputs // together
+        totals = list(sums)
+        wide = [b.cast(vector, self.computed) for vector in pixels]
+        for channel in range(channels):
+            right = b.load(strip, channel * lanes, lanes)
+            order = [lane // outputs * channels + channel for lane in range(lanes)]
+            totals = [
+                b.fma(b.shuffle(vector, vector, order), right, total)
+                for vector, total in zip(wide, totals, strict=True)
+            ]
+        return totals
 
 
 def reduction(b: LoopBuilder, n: Numbers, conv: Conv, depth: int) -> list[tuple[int, Operand]]:
@@ -382,24 +430,22 @@ def _tile_count(conv: Conv, tiling: ConvTiling) -> float:
 
 def _sum(
     b: LoopBuilder,
-    tile: Tile,
     nest: Sequence[tuple[int, Operand]],
     sums: Sequence[Value],
     sources: tuple[Value, Value],
-    places: Sequence[Operand],
-    fetch: Callable[[Operand], None],
+    width: int,
+    step: Callable[[Sequence[Value], Value, Value, Operand], list[Value]],
 ) -> list[Value]:
-    """The sums over all dims of `nest`; `sources` are the input and the filters, `fetch(k)` is called in step k."""
+    """The sums over all dims of `nest`. `sources` are the input and the filters, of which each step takes `width`;
+    `step(sums, input, filters, k)` builds step k."""
     (extent, stride), *inner = nest
     count = math.prod(size for size, _ in inner)
     with b.loop(0, extent, 1, sums) as state:
-        k = state.index
-        first = b.mul(k, count)
-        x, strip = b.view(sources[0], b.mul(k, stride)), b.view(sources[1], b.mul(first, tile.columns))
+        first = b.mul(state.index, count)
+        x, strip = b.view(sources[0], b.mul(state.index, stride)), b.view(sources[1], b.mul(first, width))
         if inner:
-            further = _sum(b, tile, inner, state.values, (x, strip), places, lambda step: fetch(b.add(first, step)))
+            deeper = lambda values, x, strip, k: step(values, x, strip, b.add(first, k))  # noqa: E731
+            state.yields(_sum(b, inner, state.values, (x, strip), width, deeper))
         else:
-            fetch(first)
-            further = tile.step(b, state.values, x, places, tile.right(b, strip, 0))
-        state.yields(further)
+            state.yields(step(state.values, x, strip, first))
     return list(state.results)
