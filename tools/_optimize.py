@@ -50,6 +50,7 @@ class Request:
     opset: int | None
     target: str
     keep_fused: bool
+    functions: bool
     remarks: bool
     dims: dict[str, int]
     shapes: dict[str, tuple[int, ...]]
@@ -141,6 +142,7 @@ def check_request(**options: Any) -> Request:
         opset=options["opset"],
         target=options["target"],
         keep_fused=options["keep_fused"],
+        functions=options["functions"],
         remarks=options["remarks"],
         dims=dims,
         shapes=shapes,
@@ -195,6 +197,7 @@ def carry_out(request: Request) -> Outcome:
                 request.target,
                 request.keep_fused,
                 request.with_shapes,
+                functions=request.functions,
                 log=log,
             )
             report.pipeline.diagnostics = log.diagnostics[:]

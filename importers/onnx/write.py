@@ -13,6 +13,7 @@ import onnx.helper
 from onnx import FunctionProto, ModelProto
 
 from ...graph import dtypes
+from ...graph.core import Operation
 from ...graph.data import TensorData
 from ...graph.diagnostics import DiagnosticLog, ExportError, UsageError, require
 from ...graph.module import Function, Module
@@ -44,6 +45,7 @@ def save(
     keep_fused: bool = False,
     with_shapes: bool = False,
     external: bool | None = None,
+    functions: bool = False,
     log: DiagnosticLog | None = None,
 ) -> WrittenModel:
     """Write `module` to `path`, all or nothing: a failure leaves what was there.
@@ -58,13 +60,17 @@ def save(
             that the file it came from listed.
         external: True puts weights in a file `NAME.onnx.data` beside the model, False never does; None does for a
             model of 2 GiB and more.
+        functions: write fused operators that would be written as their parts as calls of model-local functions, whose
+            bodies are these parts; the file needs IR version 8.
         log: receives a remark for each operator that was written as its parts for the sake of ONNX Runtime.
 
     Weights are copied from file to file, never through memory. Raises ExportError naming everything that cannot be
     written, OSError if the disk refuses.
     """
     require("path", path, (str, os.PathLike), "the name of a file")
-    options = WriteOptions(opset=opset, target=target, keep_fused=keep_fused, with_shapes=with_shapes, log=log)
+    options = WriteOptions(
+        opset=opset, target=target, keep_fused=keep_fused, with_shapes=with_shapes, functions=functions, log=log
+    )
     proto, sources = _build(module, **options)
     return replace(write_model(path, proto, sources, external=external), operators=count_operators(proto))
 
@@ -76,6 +82,7 @@ class WriteOptions(TypedDict, total=False):
     target: str
     keep_fused: bool
     with_shapes: bool
+    functions: bool
     log: DiagnosticLog | None
 
 
@@ -108,6 +115,7 @@ def _build(
     target: str = "onnx",
     keep_fused: bool = False,
     with_shapes: bool = False,
+    functions: bool = False,
     log: DiagnosticLog | None = None,
     inline: bool = False,
 ) -> tuple[ModelProto, list[TensorData]]:
@@ -122,6 +130,8 @@ def _build(
         require("opset", opset, int, "the version of an opset")
     opsets = dict(module.opsets) if opset is None else {**module.opsets, "": opset}
     _check_request(module, opsets, target)
+    if functions:
+        module = _with_functions(module, opsets, _allowed_domains(module, target, keep_fused), keep_fused)
     tensors = TensorWriter(inline)
     findings = DiagnosticLog()
     context = WriteContext(
@@ -151,6 +161,22 @@ def _build(
     write_facts(proto, facts)
     proto.ir_version = max(proto.ir_version, _ir_of_content(proto, tensors.dtypes))
     return proto, tensors.sources
+
+
+def _with_functions(module: Module, opsets: Mapping[str, int], allowed: frozenset[str], keep_fused: bool) -> Module:
+    """The module with calls of functions in the place of what would be written as parts, at these opsets."""
+    from .outline import outlined
+
+    calls = frozenset((key.domain, key.name) for key in module.functions)
+    context = WriteContext(
+        DiagnosticLog(), TensorWriter(False), module.symbols, allowed, calls, ir_version=8, keep_fused=keep_fused
+    )
+    main = BodyWriter(context, module.main, {"": DEFAULT_OPSET, **opsets})
+
+    def is_foreign(op: Operation) -> bool:
+        return op.domain not in allowed and op.definition.is_known and (op.domain, op.op_type) not in calls
+
+    return outlined(module, main.form, is_foreign)
 
 
 def _check_request(module: Module, opsets: Mapping[str, int], target: str) -> None:

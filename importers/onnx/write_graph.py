@@ -5,7 +5,7 @@ Nothing in the module changes: names, older forms and decompositions exist only 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
@@ -104,6 +104,10 @@ class BodyWriter:
         proto.node.extend(self._final_nodes(graph))
         graph.defined[:0] = block.arguments
         proto.value_info.extend(self._value_info(block, graph))
+
+    def form(self, op: Operation) -> Callable[..., Sequence[Value] | None] | None:
+        """What makes the operations that `op` will be written as; None if it is written as it is."""
+        return self._nodes.form(op)
 
     def attribute(self, name: str, value: AttributeValue, info: Metadata) -> AttributeProto:
         """An attribute that is not one of a standard node."""

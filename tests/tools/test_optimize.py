@@ -369,3 +369,24 @@ def test_fused_operators_are_kept_on_demand(command: Callable[..., Any], tmp_pat
     done = command("optimize", path, "-o", out, "--keep-fused")
     assert done.code == 0, done.err
     assert operators(out) == ["Swish"]
+
+
+def test_fused_operators_become_functions_on_demand(command: Callable[..., Any], tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    done = command("optimize", attention_model(tmp_path / "a.onnx"), "-o", out, "--functions", "--require-parity")
+    assert done.code == 0, done.err
+    proto = onnx.load(out)
+    assert sorted(function.name for function in proto.functions) == ["Attention", "Gelu"]
+    assert sorted(operators(out)) == ["Attention", "Gelu"]
+
+
+def test_the_target_onnxruntime(command: Callable[..., Any], tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    b = Builder(opset=20)
+    x = b.input("x", f32["n", 8])
+    b.output(b.gelu(b.add(x, np.ones(8, np.float32))), "y")
+    tilewright.save(b.build(), tmp_path / "in.onnx")
+    done = command("optimize", tmp_path / "in.onnx", "-o", out, "--target", "onnxruntime", "--require-parity", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["operators"]["com.microsoft::BiasGelu"] == {"before": 0, "after": 1}
+    assert [node.domain for node in onnx.load(out).graph.node] == ["com.microsoft"]
