@@ -94,7 +94,8 @@ def step(
         optimizer: an `Optimizer`, or its name in lower case.
         params: names of initializers, in any nesting, `*` and `?` matching as in file names. Default: all float ones
             with a name and at least one dim, but the running statistics of BatchNormalization.
-        output: the output that a named loss looks at (default: the first float one); `target`: a name for its input.
+        output: the output, or any other tensor, that a named loss looks at (default: the first float output).
+        target: a name for the input that it compares with.
         clip_value, clip_norm: bounds on each element of the gradients, and on the norm of all of them together.
         accumulate: update once in this many calls, by the mean of their gradients.
         loss_scale: see `LossScale`; a number for one that stays as it is.

@@ -25,7 +25,11 @@ OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmspro
 @click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--accumulate", type=click.IntRange(1), default=1, metavar="N", help="Update once in N batches.")
 @click.option("--params", multiple=True, metavar="NAMES", help="Initializers to train: a,b or head.*. Default: all.")
-@click.option("--output-name", metavar="NAME", help="The output that the loss looks at; default: the first float one.")
+@click.option(
+    "--output-name",
+    metavar="NAME",
+    help="The output or tensor that the loss looks at; default: the first float output.",
+)
 @click.option("--target-name", default="target", show_default=True, help="The array of targets.")
 @click.option("--clip-norm", type=float, metavar="C", help="Bound the norm of all gradients together.")
 @click.option("--clip-value", type=float, metavar="C", help="Bound each element of the gradients.")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 WIDTH, HEIGHT = 720, 420
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 28, 36
+_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 28, 36
 _COLOURS = [(31, 95, 168), (200, 70, 40), (60, 140, 60), (130, 80, 160), (110, 110, 110)]
 _GRID, _INK, _PAPER = (225, 225, 225), (40, 40, 40), (255, 255, 255)
 

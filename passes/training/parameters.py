@@ -134,17 +134,20 @@ def _is_float(value: Value) -> bool:
 
 
 def _default_parameters(module: Module, there: dict[str, Value]) -> list[str]:
-    names = [name for name, value in there.items() if _looks_trained(value)]
+    candidates = {name: value for name, value in there.items() if _looks_trained(value)}
+    # Some exporters write weights as Constant nodes, all of them; otherwise those hold numbers of the computation.
+    names = [name for name, value in candidates.items() if not _is_node(value)] or list(candidates)
     if not names:
         hint = "name them: builder.const(array, name=...), or params=[...]"
         raise UsageError("train/no-parameter", "the model has no float initializer with a name", notes=[hint])
     return names
 
 
+def _is_node(value: Value) -> bool:
+    return value.producer is not None and "constant_node" in value.producer.metadata
+
+
 def _looks_trained(value: Value) -> bool:
-    producer = value.producer
-    if producer is not None and "constant_node" in producer.metadata:
-        return False
     statistics = any(use.user.name == "batch_normalization" and use.position > 2 for use in value.uses)
     rank = value.type.rank if isinstance(value.type, TensorType) else None
     return _is_float(value) and bool(rank) and not statistics

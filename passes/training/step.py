@@ -219,10 +219,7 @@ class _StepMaker:
     def _scores(self, outputs: dict[str, Tensor]) -> Tensor:
         """The output that a named loss looks at."""
         if self.options.output is not None:
-            if self.options.output not in outputs:
-                hint = f"its outputs are {', '.join(outputs)}"
-                raise UsageError("train/unknown-output", f"there is no output {self.options.output!r}", notes=[hint])
-            return outputs[self.options.output]
+            return self.b.tensor(Derivation(self.module).tensor(self.options.output))
         for tensor in outputs.values():
             if tensor.dtype is not None and tensor.dtype.kind == "float" and tensor.shape is not None:
                 return tensor
