@@ -1,12 +1,15 @@
 """How many nodes, and bytes, optimizing leaves of models, beside what released tools leave.
 
-    python benchmarks/node_counts.py MODEL_OR_FOLDER ... [--peers PYTHON] [--json FILE]
+    python benchmarks/node_counts.py MODEL_OR_FOLDER ... [--target onnxruntime] [--peers PYTHON] [--json FILE]
 
 PYTHON is the interpreter of another environment that has onnxsim, onnxslim and onnxscript; each of them runs in a
-process of its own, with a time limit, and shows a dash where it fails. Nodes of subgraphs and function bodies count,
-constants do not. Parity is that of the written file against the original in ONNX Runtime, its optimizations disabled:
-the largest error relative to the largest element of an output. Exit code 1 if a model grew, has more nodes than a tool
-leaves, does not agree, or cannot be optimized.
+process of its own, with a time limit, and shows a dash where it fails. With --target onnxruntime the tools are those
+that use that runtime's operators: onnxscript's `optimize_for_ort`, and ONNX Runtime's optimizer of transformers, which
+needs onnxruntime there and finds more with torch. A further column has what `optimize(opset=23)` leaves.
+
+Nodes of subgraphs and function bodies count, constants do not. Parity is that of the written file against the original
+in ONNX Runtime, its optimizations disabled: the largest error relative to the largest element of an output. Exit code 1
+if a model grew, has more nodes than a tool leaves, does not agree, or cannot be optimized.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import click
 from measure import file_size, table
-from peer_nodes import TOOLS
+from peer_nodes import RUNTIME_TOOLS, TOOLS
 
 if TYPE_CHECKING:
     from tilewright.backends.parity import ParityReport
@@ -36,6 +39,7 @@ class Row:
     original: int
     peers: dict[str, int | None] = field(default_factory=dict)
     ours: int | None = None
+    at_opset_23: int | None = None
     bytes_before: int = 0
     bytes_after: int = 0
     parity: str = ""
@@ -45,9 +49,10 @@ class Row:
     def best_peer(self) -> int | None:
         return min((count for count in self.peers.values() if count is not None), default=None)
 
-    def cells(self, tools: Sequence[str]) -> list[str]:
+    def cells(self, tools: Sequence[str], target: str) -> list[str]:
         counts = [self.peers.get(tool) for tool in tools]
-        shown = ["-" if count is None else str(count) for count in (*counts, self.ours)]
+        own = [self.ours] if target == "onnx" else [self.at_opset_23, self.ours]
+        shown = ["-" if count is None else str(count) for count in (*counts, *own)]
         ratio = f"{self.bytes_after / self.bytes_before:.4f}" if self.bytes_after else "-"
         return [self.model, str(self.original), *shown, ratio, self.parity, "; ".join(self.faults)]
 
@@ -77,23 +82,25 @@ def file_nodes(path: Path) -> int:
     return count_operators(onnx.load(path, load_external_data=False)).total()
 
 
-def measure(model: Path, level: int, with_parity: bool, folder: Path) -> Row:
+def measure(model: Path, level: int, target: str, with_parity: bool, folder: Path) -> Row:
     """Optimize one model and look at the file that comes out."""
     import tilewright
 
     row = Row(model.name, file_nodes(model), bytes_before=file_size(model))
     out = folder / model.name
     try:
-        report = tilewright.optimize(model, level=level)
-        tilewright.save(report.module, out)
+        report = tilewright.optimize(model, level=level, target=target)
+        tilewright.save(report.module, out, target=target)
         row.ours, row.bytes_after = file_nodes(out), file_size(out)
         if with_parity:
             _judge(row, tilewright.parity(model, out))
+        if target == "onnxruntime":
+            row.at_opset_23 = tilewright.optimize(model, level=level, opset=23).after.nodes
     except tilewright.TilewrightError as error:
         row.faults.append(str(error).splitlines()[0])
     for path in folder.iterdir():
         path.unlink()
-    if row.bytes_after > row.bytes_before:
+    if target == "onnx" and row.bytes_after > row.bytes_before:
         row.faults.append(f"grew by {row.bytes_after - row.bytes_before} bytes")
     return row
 
@@ -113,17 +120,24 @@ def _judge(row: Row, report: ParityReport) -> None:
 @click.option("--peers", help="Python of an environment with the other tools.")
 @click.option("--time-limit", default=300.0, show_default=True, help="Seconds for one tool on one model.")
 @click.option("--level", default=2, show_default=True)
+@click.option("--target", type=click.Choice(["onnx", "onnxruntime"]), default="onnx", show_default=True)
 @click.option("--parity/--no-parity", "with_parity", default=True, show_default=True)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the rows to this file, too.")
 def main(
-    paths: tuple[Path, ...], peers: str | None, time_limit: float, level: int, with_parity: bool, json_path: Path | None
+    paths: tuple[Path, ...],
+    peers: str | None,
+    time_limit: float,
+    level: int,
+    target: str,
+    with_parity: bool,
+    json_path: Path | None,
 ) -> None:
     """Count the nodes of models before and after optimizing."""
-    tools = TOOLS if peers else ()
+    tools = (TOOLS if target == "onnx" else RUNTIME_TOOLS) if peers else ()
     rows = []
     with tempfile.TemporaryDirectory() as name:
         for model in models_in(paths):
-            row = measure(model, level, with_parity, Path(name))
+            row = measure(model, level, target, with_parity, Path(name))
             row.peers = {tool: peer_nodes(peers, tool, model, time_limit, Path(name)) for tool in tools if peers}
             if row.ours is not None and row.best_peer is not None and row.ours > row.best_peer:
                 row.faults.append(f"{row.ours - row.best_peer} more than the best")
@@ -131,8 +145,9 @@ def main(
             print(f"{model}: {'; '.join(row.faults) or 'done'}", file=sys.stderr, flush=True)
             if json_path is not None:
                 json_path.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    columns = ["model", "original", *tools, "tilewright", "size ratio", "parity", "faults"]
-    table(f"nodes and size at level {level}", columns, [row.cells(tools) for row in rows])
+    own = ["tilewright"] if target == "onnx" else ["opset 23", "tilewright"]
+    columns = ["model", "original", *tools, *own, "size ratio", "parity", "faults"]
+    table(f"nodes and size at level {level}, target {target}", columns, [row.cells(tools, target) for row in rows])
     sys.exit(any(row.faults for row in rows))
 
 
