@@ -75,7 +75,7 @@ def find_site(softmax: Operation, inference: InferenceContext, flat: bool = Fals
     operands = choose_operands(scores, inference, flat)
     if isinstance(operands, Mismatch):
         return operands
-    mask = choose_mask(scores, operands, inference)
+    mask = choose_mask(scores, operands, inference, flat)
     if isinstance(mask, Mismatch):
         return mask
     return Site(scores, operands, mask, scores.scale * operands.scale)

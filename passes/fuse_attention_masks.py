@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +13,7 @@ from ..graph.ops.masked_rows import lowest, rows_may_be_masked
 from .fuse_attention_forms import Operands, scores_dims
 from .fuse_attention_scores import Scores, Term, dtype_of, near
 from .fuse_attention_views import shape_of
+from .fuse_attention_windows import Windows, for_batch_of_windows, mask_objection
 from .proofs import same_dims
 from .rules import Mismatch
 
@@ -30,10 +31,16 @@ class Mask:
     terms: list[Term]
     dtype: DType
     few_dims: bool
+    windows: Windows | None = None
 
 
-def choose_mask(scores: Scores, operands: Operands, inference: InferenceContext) -> Mask | Mismatch | None:
-    """How to make the mask; None if there is none, a NearMiss if it cannot be said as one."""
+def choose_mask(
+    scores: Scores, operands: Operands, inference: InferenceContext, may_add: bool = True
+) -> Mask | Mismatch | None:
+    """How to make the mask; None if there is none, a NearMiss if it cannot be said as one.
+
+    `may_add`: the mask of windows may take some operations to make.
+    """
     if not scores.terms:
         return None
     dtype = dtype_of(scores.product.results[0])
@@ -47,12 +54,19 @@ def choose_mask(scores: Scores, operands: Operands, inference: InferenceContext)
             return near("the mask may widen the scores", term.op, term.value)
         if term.fill is not None and len(terms) > 1 and not _absorbs(term.fill, dtype):
             return near(f"scores are replaced by {term.fill:g}, and there is another mask", term.op)
+        if scores.windows is not None and _is_apart(term):
+            reason = mask_objection(scores.windows, term.value, may_add)
+            if reason is not None:
+                return near(reason, term.op, term.value)
     objection = _widening(scores, operands)
-    return (
-        objection
-        if objection is not None
-        else Mask(terms, dtype, len(scores_dims(scores)) == 3 and not scores.reshaped)
-    )
+    if objection is not None:
+        return objection
+    return Mask(terms, dtype, len(scores_dims(scores)) == 3 and not scores.reshaped, scores.windows)
+
+
+def _is_apart(term: Term) -> bool:
+    """Whether the mask is for scores with batch and windows apart."""
+    return len(shape_of(term.op.results[0]) or ()) == 5
 
 
 def _absorbs(fill: float, dtype: DType) -> bool:
@@ -67,6 +81,11 @@ def _widening(scores: Scores, operands: Operands) -> Mismatch | None:
     assert values is not None
     for term in scores.terms:
         after = shape_of(term.op.results[0])
+        if scores.windows is not None and after is not None and _is_apart(term):
+            apart = shape_of(scores.windows.split.results[0])
+            if apart is None or not same_dims(after[:2], apart[:2]):
+                return near("the mask may widen the scores", term.op, term.value)
+            after = (before[0], *after[2:])
         fits = after is not None and len(after) == len(before) and same_dims(after[:-1], before[:-1])
         if after is None or not fits:
             return near("the mask may widen the scores", term.op, term.value)
@@ -79,6 +98,9 @@ def _widening(scores: Scores, operands: Operands) -> Mismatch | None:
 def build_mask(b: OpBuilder, mask: Mask, keys: Dim, inference: InferenceContext) -> tuple[Value, dict[str, object]]:
     """The mask, and the attributes that say what it does."""
     attributes: dict[str, object] = {}
+    if mask.windows is not None:
+        terms = [for_batch_of_windows(b, term, mask.windows) if _is_apart(term) else term for term in mask.terms]
+        mask = replace(mask, terms=terms)
     if len(mask.terms) == 1 and mask.terms[0].fill is not None:
         term = mask.terms[0]
         value = _negated(b, term.value) if term.inverted else term.value

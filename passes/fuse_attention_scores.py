@@ -13,6 +13,7 @@ from ..graph.core import Operation, Value
 from ..graph.dtypes import DType
 from ..graph.types import TensorType
 from .fuse_attention_views import scale_of, shape_of
+from .fuse_attention_windows import Windows, find_windows
 from .rules import Mismatch
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Scores:
     terms: list[Term] = field(default_factory=list)
     guarded: bool = False
     reshaped: bool = False
+    windows: Windows | None = None
 
 
 def dtype_of(value: Value | None) -> DType | None:
@@ -90,7 +92,11 @@ def read_scores(softmax: Operation, inference: InferenceContext) -> Scores | Mis
     rank = len(shape_of(softmax.results[0]) or ())
     if softmax.attr("axis", -1) not in (-1, rank - 1):
         return near(f"the softmax runs over axis {softmax.attr('axis')}, not over the keys", softmax)
-    return Scores(softmax, up.product, context, ops, up.scale, up.softcap, up.precision, up.terms, guarded, up.reshaped)
+    windows = None if any(op.name == "reshape" for op in below) else find_windows(up.product, up.ops[::-1])
+    return Scores(
+        softmax, up.product, context, ops, up.scale, up.softcap, up.precision, up.terms, guarded,
+        up.reshaped and windows is None, windows,
+    )  # fmt: skip
 
 
 def _used_elsewhere(ops: list[Operation]) -> Mismatch | None:

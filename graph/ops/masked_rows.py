@@ -27,7 +27,40 @@ def rows_may_be_masked(mask: Value, context: InferenceContext, causal: bool = Fa
     data = context.data(mask)
     if data is not None:
         return not _rows_are_visible(data.numpy(), causal)
+    least = _least(mask, context)
+    if least is not None and least > _VISIBLE * lowest(_dtype(mask)):
+        return False  # nothing is hidden
     return not is_lower_triangular(mask, context)
+
+
+_MOVEMENTS = frozenset({"reshape", "expand", "squeeze", "unsqueeze", "transpose", "tile", "identity"})
+
+
+def _least(value: Value, context: InferenceContext, depth: int = 8) -> float | None:
+    """A number that no element of a sum of constants is less than; None if there is none, or NaN or +inf in it."""
+    data = context.data(value)
+    if data is not None:
+        array = data.numpy()
+        if not data.dtype.is_float or not array.size:
+            return None
+        wide = array.astype(np.float64)
+        return float(wide.min()) if np.isfinite(wide).all() else None
+    producer = value.producer
+    if producer is None or not depth:
+        return None
+    if producer.name in _MOVEMENTS and producer.operands[0] is not None:
+        return _least(producer.operands[0], context, depth - 1)
+    if producer.name == "add":
+        terms = [_least(operand, context, depth - 1) for operand in producer.operand_values]
+        return sum(term for term in terms if term is not None) if None not in terms else None
+    return None
+
+
+def _dtype(value: Value) -> np.dtype:
+    from ..types import TensorType
+
+    assert isinstance(value.type, TensorType)
+    return value.type.dtype.numpy
 
 
 def _rows_are_visible(array: np.ndarray, causal: bool) -> bool:

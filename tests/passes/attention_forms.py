@@ -433,6 +433,26 @@ def past_that_is_not_given_back(b: Any) -> None:
     b.output(b.softmax(b.mul(q @ transposed(b, k), 0.25)) @ v, "y")
 
 
+def _windows(mask: tuple[Any, ...], images: int = 2, bias: bool = False, batch: Any = 6) -> Callable[[Any], None]:
+    """Swin: scores of all windows of all images are taken apart to add a mask for each window of an image."""
+
+    def build(b: Any) -> None:
+        q, k, v = (b.input(name, f32[batch, H, T, D]) for name in ("q", "k", "v"))
+        scores = b.mul(q @ transposed(b, k), 0.25)
+        scores = b.add(scores, b.input("bias", f32[1, H, T, T])) if bias else scores
+        scores = b.add(b.reshape(scores, [images, 3, H, T, T]), b.input("mask", f32[mask]))
+        b.output(b.softmax(b.reshape(scores, [-1, H, T, T])) @ v, "y")
+
+    return build
+
+
+FORMS["windows"] = Form(_windows((1, 3, 1, T, T)), masking="plain", removed=("softmax",))
+FORMS["windows_of_one_image"] = Form(_windows((1, 3, 1, T, T), images=1, batch=3), masking="plain")
+FORMS["windows_with_bias"] = Form(_windows((3, 1, T, T), bias=True), masking="plain", removed=("softmax",))
+FORMS["windows_and_images"] = Form(_windows((2, 3, 1, T, T)), masking="plain", removed=("softmax",))
+FORMS["windows_all_alike"] = Form(_windows((1, 1, 1, T, T)), masking="plain")
+
+
 def _einsum(scores: str, context: str, axis: int = -1, kv_heads: int = H) -> Callable[[Any], None]:
     """Attention by two Einsums: of operands whose axes are called b, q or k, h, d."""
 

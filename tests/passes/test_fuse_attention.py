@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime
 import pytest
-from attention_forms import FORMS, feeds_for, model_of
+from attention_forms import FORMS, D, H, T, feeds_for, model_of, transposed
 
 import tilewright
-from tilewright import PassManager
+from tilewright import PassManager, f32
 from tilewright.importers.onnx import to_proto
 from tilewright.passes.context import PassContext
 
@@ -79,3 +79,24 @@ def test_form_written_for_an_old_opset_has_no_more_nodes(name):
     assert len(after.graph.node) <= len(before.graph.node)
     feeds = feeds_for(model)
     same(run_in_runtime(after, feeds), run(model_of(form.build), feeds))
+
+
+@pytest.mark.parametrize("images", [1, 2, 3])
+def test_windows_of_an_unknown_number_of_images(images):
+    """The mask is repeated for each image where Attention is written as such."""
+
+    def build(b):
+        q, k, v = (b.input(name, f32["n", H, T, D]) for name in ("q", "k", "v"))
+        scores = b.reshape(b.mul(q @ transposed(b, k), 0.25), [-1, 4, H, T, T])
+        scores = b.add(scores, np.where(np.arange(4 * T * T).reshape(1, 4, 1, T, T) % 5 == 0, -100, 0).astype("f4"))
+        b.output(b.softmax(b.reshape(scores, [-1, H, T, T])) @ v, "y")
+
+    model = model_of(build, opset=23)
+    feeds = feeds_for(model, n=4 * images)
+    before = run(model, feeds)
+    assert fuse(model) == []
+    [attention] = [op for op in model.walk() if op.name == "attention"]
+    # No score is hidden, so that the standard says the same.
+    assert "masking" not in attention.attributes
+    same(run(model, feeds), before)
+    same(run_in_runtime(to_proto(model, opset=23, keep_fused=True), feeds), before, tolerance=1e-5)

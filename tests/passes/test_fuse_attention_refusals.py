@@ -261,12 +261,29 @@ def cast_between_scale_and_mask(b):
 
 
 @refusal("the scores are reshaped")
-def windows_apart_from_the_batch(b):
-    """Swin of older transformers: the mask of each window is added with batch and windows apart."""
+def heads_apart_from_the_batch(b):
+    """The middle axis is one of heads, not of windows: they are in the wrong order when put together again."""
     q, k, v = (b.input(name, f32[6, H, T, D]) for name in ("q", "k", "v"))
-    scores = b.reshape(q @ transposed(b, k), [2, 3, H, T, T])
-    masked = b.add(scores, b.input("mask", f32[1, 3, 1, T, T]))
+    scores = b.reshape(q @ transposed(b, k), [6, 2, 2, T, T])
+    masked = b.add(scores, b.input("mask", f32[1, 2, 1, T, T]))
     b.output(b.softmax(b.reshape(masked, [6, H, T, T])) @ v, "y")
+
+
+def _windows(mask_shape, batch=6, images=2, windows=3):
+    def build(b):
+        q, k, v = (b.input(name, f32[batch, H, T, D]) for name in ("q", "k", "v"))
+        scores = b.reshape(q @ transposed(b, k), [images, windows, H, T, T])
+        masked = b.add(scores, b.input("mask", f32[mask_shape]))
+        b.output(b.softmax(b.reshape(masked, [-1, H, T, T])) @ v, "y")
+
+    return build
+
+
+# A mask for each image, the same for its windows; one of unknown size.
+REFUSALS["mask_of_images"] = _windows((2, 1, 1, T, T)), "not one part for each window"
+REFUSALS["mask_of_windows_of_unknown_size"] = _windows((1, 3, 1, T, "k")), "of unknown size"
+# The number of images is not known: below opset 23 to find it out takes more operations than there were.
+REFUSALS["windows_of_unknown_number"] = _windows((1, 3, 1, T, T), "n", -1), "takes more operations"
 
 
 @refusal("")
