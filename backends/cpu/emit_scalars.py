@@ -169,6 +169,25 @@ def _bitcast(e: FunctionEmitter, op: Operation, operands: list[str]) -> str:
     return operands[0] if given == to else e.emit(f"bitcast {given} {operands[0]} to {to}")
 
 
+@emits("scalar.dot4")
+def _dot4(e: FunctionEmitter, op: Operation, operands: list[str]) -> str:
+    type = op.result.type
+    text, lanes = llvm_type(type), getattr(type, "lanes", 1)
+    bits = 32 * lanes
+    features = e.emitter.machine.features.split(",")
+    if bits in (128, 256, 512) and ("+avx512vnni" in features or (bits < 512 and "+avxvnni" in features)):
+        name = f"llvm.x86.avx512.vpdpbusd.{bits}"
+        return e.intrinsic(name, text, *((text, operand) for operand in operands))
+    total = operands[0]
+    for byte in range(4):
+        moved = e.emit(f"lshr {text} {operands[1]}, {_number(type, 8 * byte)}")
+        unsigned = e.emit(f"and {text} {moved}, {_number(type, 255)}")
+        moved = e.emit(f"shl {text} {operands[2]}, {_number(type, 24 - 8 * byte)}")
+        signed = e.emit(f"ashr {text} {moved}, {_number(type, 24)}")
+        total = e.emit(f"add {text} {total}, {e.emit(f'mul {text} {unsigned}, {signed}')}")
+    return total
+
+
 @emits("scalar.scale")
 def _scale(e: FunctionEmitter, op: Operation, operands: list[str]) -> str:
     """x * 2**n in two steps, so that results below the normal range are rounded once; AVX-512 has it as one."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...graph.core import Operation
-from .plan_map import copy, order_of
+from .plan_map import order_of
+from .plan_moves import copy
 from .planner import Planner, plans
 
 

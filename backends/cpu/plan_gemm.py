@@ -80,7 +80,7 @@ def multiply(planner: Planner, op: Operation, product: Product) -> None:
     fixed_k = fixed or computed_in(dtype) is not dtype  # sums of narrow floats are not stored in parts
     tiling = choose_tiling(
         machine, dtype, m if static_m else None, n if fixed else None, k if fixed_k else None, math.prod(batch),
-        is_weight, b.strides[-1],
+        is_weight, b.strides[-1], b.strides[-2],
     )  # fmt: skip
     panels = _packed(planner, product, tiling)
     space = collapse(batch, [view.layout.strides[:-2] for view in (product.a, b, product.c, *product.extras)])

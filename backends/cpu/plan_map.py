@@ -1,4 +1,4 @@
-"""Planning maps, and copies, which are maps that change nothing."""
+"""Planning maps."""
 
 from __future__ import annotations
 
@@ -25,11 +25,6 @@ def plan_map(planner: Planner, op: Operation) -> None:
     targets = [planner.new(result, order) for result in op.results]
     block = op.regions["body"].block
     emit(planner, f"map_{_label(block)}", body_of(block), (signature(block),), sources, targets, cost(block))
-
-
-def copy(planner: Planner, source: View, target: View) -> None:
-    """Copy the elements of one view to another of the same shape and dtype."""
-    emit(planner, "copy", lambda b, values: values, ("copy",), [source], [target], 1)
 
 
 def emit(

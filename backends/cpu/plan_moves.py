@@ -1,17 +1,56 @@
-"""Planning what puts elements elsewhere: repeats, pads, places of extremes."""
+"""Planning what puts elements elsewhere: copies, repeats, pads; gathers and scatters; order, running sums."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from ...graph.core import Operation
+from ...graph.dtypes import i32, i64
 from ...graph.kernel.index_ops import Pad
-from ...graph.kernel.strided import Strided
+from ...graph.kernel.strided import Shape, Strided
 from .kernels.arg_extreme import ArgExtreme, arg_extreme_arguments, arg_extreme_units, build_arg_extreme
+from .kernels.indexed import (
+    Gather,
+    Indexed,
+    Scatter,
+    build_gather,
+    build_scatter,
+    gather_units,
+    indexed_arguments,
+    scatter_units,
+)
+from .kernels.move import build_copy, copy_arguments, copy_units, ordered
+from .kernels.pad import pad_pieces
+from .kernels.scan import Scan, build_scan, scan_arguments, scan_units
+from .kernels.sort import Sort, build_sort, sort_arguments, sort_scratch, sort_units
+from .kernels.strided import Rows, Size, joined, split_rows
 from .kernels.strided import View as TensorView
-from .kernels.strided import split_rows
-from .plan_map import copy, emit, order_of
-from .planner import Argument, Planner, View, plans
+from .plan_map import order_of
+from .planner import Argument, Buffer, Planner, View, dtype_of, plans
+
+_WORK = ("begin", "end", "thread")
+
+# What is returned in place of insertion for a k beyond this; see `kernels.sort`.
+_FEW = 64
+
+
+def copy(planner: Planner, source: View, target: View) -> None:
+    """Copy the elements of one view to another of the same shape and dtype."""
+    form = ordered(target.shape, source.strides, target.strides)
+    kernel = form.of(target.dtype, planner.static)
+    machine = planner.machine
+    name = "turn" if form.turned is not None else "copy"
+    compiled = planner.library.get(("copy", kernel), lambda name: build_copy(name, kernel, machine), name)
+    given: dict[str, Argument] = {"y": planner.buffer(target), "x": planner.buffer(source)}
+    given |= {"source_start": 0, "target_start": 0}
+    for axis, (extent, give, take) in enumerate(zip(form.extents, form.source, form.target, strict=True)):
+        given |= {f"outer{axis}": extent, f"x_outer{axis}": give, f"y_outer{axis}": take}
+    arguments = [given[each] for each in copy_arguments(kernel) if each not in _WORK]
+    units = copy_units(kernel, machine, form.extents) if target.layout.size else 0
+    planner.call(compiled, arguments, units, 2.0 * target.layout.size)
 
 
 @plans("kernel.tile")
@@ -22,8 +61,7 @@ def plan_tile(planner: Planner, op: Operation) -> None:
     repeats = [int(count) for count in planner.known(op.operand_values[1])]
     if not result.layout.size:
         return
-    pairs = [(count, size) for count, size in zip(repeats, x.shape, strict=True)]
-    target = result.layout.reshaped([n for pair in pairs for n in pair])
+    target = result.layout.reshaped([n for pair in zip(repeats, x.shape, strict=True) for n in pair])
     assert target is not None
     source = x.seen(Strided(
         tuple(n for size in x.shape for n in (1, size)),
@@ -34,64 +72,199 @@ def plan_tile(planner: Planner, op: Operation) -> None:
 
 @plans("kernel.pad")
 def plan_pad(planner: Planner, op: Operation) -> None:
-    """The operand in the middle; around it the constant, or slices of what is there already, one dim after another."""
+    """The operand in the middle, then border after border."""
     definition = op.definition
     assert isinstance(definition, Pad)
-    operands = op.operands
+    operands = [value if value is not None else op.operand_values[0] for value in op.operands]
     x = planner.view(op.operand_values[0])
-    widths = definition.widths(op, x.layout.rank, lambda index: planner.known(operands[index]))  # type: ignore[arg-type]
+    widths = definition.widths(op, x.layout.rank, lambda index: planner.known(operands[index]))
     result = planner.new(op.result, order_of(planner, op.operand_values[:1], x.shape))
-    if not result.layout.size:
-        return
-    # What of the operand is left, and where it goes.
-    source, target = x.layout, result.layout
-    for axis, (before, after) in enumerate(widths):
-        cut = max(0, -before)
-        count = x.shape[axis] - cut - max(0, -after)
-        source = source.sliced(axis, cut, max(0, count))
-        target = target.sliced(axis, max(0, before), max(0, count))
-    if source.size:
-        copy(planner, x.seen(source), result.seen(target))
-    mode = op.attr("mode")
-    inside = [(max(0, before), source.shape[axis]) for axis, (before, _) in enumerate(widths)]
-    for axis, (before, after) in enumerate(widths):
-        # Of later dims only the middle is there yet.
-        frame = result.layout
-        for later in range(axis + 1, frame.rank):
-            frame = frame.sliced(later, *inside[later])
-        for place, count in ((0, max(0, before)), (inside[axis][0] + inside[axis][1], max(0, after))):
-            if count and mode == "constant":
-                _fill(planner, op, result.seen(frame.sliced(axis, place, count)))
-            elif count:
-                _extend(planner, str(mode), result.seen(frame), axis, inside[axis], place, count)
-
-
-def _fill(planner: Planner, op: Operation, target: View) -> None:
     value = op.input(2)
-    if value is None:
-        emit(planner, "zero", lambda b, v: [0], ("zero", target.dtype), [], [target], 1)
-        return
-    source = planner.view(value)
-    copy(planner, source.seen(Strided((), (), source.layout.offset)).broadcast(target.shape), target)
+    zero = planner.constant(_zero(planner, result), result.dtype)
+    number = zero if value is None else planner.view(value)
+    one = number.seen(Strided((), (), number.layout.offset)).broadcast((1,) * x.layout.rank)
+    before, after = [low for low, _ in widths], [high for _, high in widths]
+    for piece in pad_pieces(x.shape, before, after, str(op.attr("mode"))):
+        view = {"x": x, "y": result, "value": one}[piece.kind]
+        source = _from(view.layout, piece.source, piece.steps, piece.extents)
+        target = _from(result.layout, piece.target, (1,) * x.layout.rank, piece.extents)
+        copy(planner, view.seen(source), result.seen(target))
 
 
-def _extend(
-    planner: Planner, mode: str, frame: View, axis: int, inside: tuple[int, int], place: int, count: int
+def _from(layout: Strided, start: Sequence[int], steps: Sequence[int], extents: Sequence[int]) -> Strided:
+    offset = layout.offset + sum(place * stride for place, stride in zip(start, layout.strides, strict=True))
+    strides = tuple(step * stride for step, stride in zip(steps, layout.strides, strict=True))
+    return Strided(tuple(extents), strides, offset)
+
+
+def _zero(planner: Planner, view: View) -> np.ndarray:
+    key = ("zero", view.dtype)
+    if key not in planner.shared.packed:
+        planner.shared.packed[key] = np.zeros((), view.dtype.numpy)
+    return planner.shared.packed[key]
+
+
+# ---- by index --------------------------------------------------------------------------------------------------------
+
+
+def _has_indices(op: Operation) -> bool:
+    return dtype_of(op.operand_values[1]) in (i32, i64)
+
+
+@plans("kernel.gather", accepts=_has_indices)
+def plan_gather(planner: Planner, op: Operation) -> None:
+    data, indices = (planner.view(value) for value in op.operand_values)
+    axis = int(op.attr("axis")) % data.layout.rank
+    result = planner.new(op.result)
+    count = indices.layout.rank
+    zeros = (0,) * count
+    whole = (*data.strides[:axis], *zeros, *data.strides[axis + 1 :])
+    places = (*(0,) * axis, *indices.strides, *(0,) * (data.layout.rank - axis - 1))
+    steps = [(data.strides[axis], data.shape[axis])]
+    _gather(planner, op, data, result, indices, (whole, result.strides, places), steps)
+
+
+@plans("kernel.gather_elements", accepts=_has_indices)
+def plan_gather_elements(planner: Planner, op: Operation) -> None:
+    data, indices = (planner.view(value) for value in op.operand_values)
+    axis = int(op.attr("axis")) % data.layout.rank
+    result = planner.new(op.result)
+    whole = (*data.strides[:axis], 0, *data.strides[axis + 1 :])
+    steps = [(data.strides[axis], data.shape[axis])]
+    _gather(planner, op, data, result, indices, (whole, result.strides, indices.strides), steps)
+
+
+@plans("kernel.gather_nd", accepts=_has_indices)
+def plan_gather_nd(planner: Planner, op: Operation) -> None:
+    data, indices = (planner.view(value) for value in op.operand_values)
+    batch, depth = int(op.attr("batch_dims")), indices.shape[-1]
+    result = planner.new(op.result)
+    middle, rest = indices.layout.rank - 1 - batch, data.layout.rank - batch - depth
+    whole = (*data.strides[:batch], *(0,) * middle, *data.strides[batch + depth :])
+    places = (*indices.strides[:-1], *(0,) * rest)
+    steps = [(data.strides[batch + d], data.shape[batch + d]) for d in range(depth)]
+    _gather(planner, op, data, result, indices, (whole, result.strides, places), steps, indices.strides[-1])
+
+
+def _gather(
+    planner: Planner,
+    op: Operation,
+    data: View,
+    result: View,
+    indices: View,
+    strides: tuple[Shape, Shape, Shape],
+    steps: Sequence[tuple[int, int]],
+    component: int = 0,
 ) -> None:
-    """`count` slices from `place` on, each a copy of one inside."""
-    start, size = inside
-    for index in range(place, place + count):
-        offset = index - start
-        if mode == "edge":
-            origin = min(max(offset, 0), size - 1)
-        elif mode == "wrap":
-            origin = offset % size
-        else:  # reflect: back and forth, the ends once
-            period = max(1, 2 * (size - 1))
-            origin = offset % period
-            origin = min(origin, period - origin) if size > 1 else 0
-        source = frame.layout.sliced(axis, start + origin, 1)
-        copy(planner, frame.seen(source), frame.seen(frame.layout.sliced(axis, index, 1)))
+    extents, lines = _joined(result.shape, strides)
+    space = _space(planner, data, indices, extents, lines, len(steps))
+    kernel = Gather(space)
+    machine = planner.machine
+    name = op.name.removeprefix("kernel.")
+    compiled = planner.library.get(("gather", kernel), lambda name: build_gather(name, kernel, machine), name)
+    given = _indexed(planner, op, (data, result, indices), extents, lines, steps, component)
+    arguments = [given[each] for each in indexed_arguments(space) if each not in _WORK]
+    planner.call(compiled, arguments, gather_units(kernel, extents), 4.0 * result.layout.size)
+
+
+@plans("kernel.scatter_elements", accepts=_has_indices)
+def plan_scatter_elements(planner: Planner, op: Operation) -> None:
+    data, indices, updates = (planner.view(value) for value in op.operand_values)
+    axis = int(op.attr("axis")) % data.layout.rank
+    result = planner.new(op.result)
+    copy(planner, data, result)
+    rank = data.layout.rank
+    whole = tuple(0 if a == axis else result.strides[a] for a in range(rank))
+    steps = [(result.strides[axis], result.shape[axis])]
+    # Other dims come first: along them, different elements go to different places.
+    order = [a for a in range(rank) if a != axis] + [axis]
+    lines = tuple(tuple(line[a] for a in order) for line in (whole, updates.strides, indices.strides))
+    extents = tuple(indices.shape[a] for a in order)
+    _scatter(planner, op, (result, updates, indices), extents, (lines[0], lines[1], lines[2]), steps, rank - 1)
+
+
+@plans("kernel.scatter_nd", accepts=_has_indices)
+def plan_scatter_nd(planner: Planner, op: Operation) -> None:
+    data, indices, updates = (planner.view(value) for value in op.operand_values)
+    result = planner.new(op.result)
+    copy(planner, data, result)
+    depth, rank = indices.shape[-1], data.layout.rank
+    many = indices.layout.rank - 1
+    steps = [(result.strides[d], result.shape[d]) for d in range(depth)]
+    slices = tuple(range(depth, rank))
+    extents = (*(data.shape[d] for d in slices), *indices.shape[:-1])
+    whole = (*(result.strides[d] for d in slices), *(0,) * many)
+    part = (*updates.strides[many:], *updates.strides[:many])
+    places = (*(0,) * len(slices), *indices.strides[:-1])
+    lines = whole, part, places
+    _scatter(planner, op, (result, updates, indices), extents, lines, steps, len(slices), indices.strides[-1])
+
+
+def _scatter(
+    planner: Planner,
+    op: Operation,
+    views: tuple[View, View, View],
+    extents: Shape,
+    lines: tuple[Shape, Shape, Shape],
+    steps: Sequence[tuple[int, int]],
+    apart: int,
+    component: int = 0,
+) -> None:
+    """Dims are not joined, as the first `apart` of them must stay so."""
+    result, _, indices = views
+    if not extents:
+        extents, lines = (1,), ((0,), (0,), (0,))
+    space = _space(planner, result, indices, extents, lines, len(steps))
+    kernel = Scatter(space, str(op.attr("reduction")), apart)
+    machine = planner.machine
+    name = op.name.removeprefix("kernel.")
+    compiled = planner.library.get(("scatter", kernel), lambda name: build_scatter(name, kernel, machine), name)
+    given = _indexed(planner, op, views, extents, lines, steps, component)
+    arguments = [given[each] for each in indexed_arguments(space) if each not in _WORK]
+    planner.call(compiled, arguments, scatter_units(kernel, extents), 8.0 * math.prod(extents))
+
+
+def _joined(extents: Sequence[int], lines: tuple[Shape, Shape, Shape]) -> tuple[Shape, tuple[Shape, Shape, Shape]]:
+    """Extents and strides with neighbouring dims joined; one dim at least."""
+    kept, strides = joined(extents, lines)
+    if not kept:
+        return (1,), ((0,), (0,), (0,))
+    return kept, (strides[0], strides[1], strides[2])
+
+
+def _space(
+    planner: Planner, whole: View, indices: View, extents: Shape, lines: tuple[Shape, Shape, Shape], components: int
+) -> Indexed:
+    static = planner.static
+
+    def sizes(numbers: Shape) -> tuple[Size, ...]:
+        return tuple(number if static or number in (0, 1) else None for number in numbers)
+
+    known = extents if static else (None,) * len(extents)
+    data, part, places = (sizes(line) for line in lines)
+    return Indexed(whole.dtype, indices.dtype, known, data, part, places, components)
+
+
+def _indexed(
+    planner: Planner,
+    op: Operation,
+    views: tuple[View, View, View],
+    extents: Shape,
+    lines: tuple[Shape, Shape, Shape],
+    steps: Sequence[tuple[int, int]],
+    component: int,
+) -> dict[str, Argument]:
+    given: dict[str, Argument] = {"fault": planner.fault(op), "indices_component": component}
+    given |= {f"outer{axis}": extent for axis, extent in enumerate(extents)}
+    for name, view, line in zip(("whole", "part", "indices"), views, lines, strict=True):
+        given[name] = planner.buffer(view)
+        given |= {f"{name}_outer{axis}": stride for axis, stride in enumerate(line)}
+    for number, (step, limit) in enumerate(steps):
+        given |= {f"step{number}": step, f"limit{number}": limit}
+    return given
+
+
+# ---- along a row -----------------------------------------------------------------------------------------------------
 
 
 @plans("kernel.arg_extreme")
@@ -105,26 +278,92 @@ def plan_arg_extreme(planner: Planner, op: Operation) -> None:
     else:
         strides.insert(axis, 0)
     rows = split_rows(x.shape, [axis], [x.strides, x.strides, strides])
-    static = planner.is_static(op.operand_values[0])
-
-    def sizes(numbers: tuple[int, ...]) -> tuple[int | None, ...]:
-        return tuple(number if static or number in (0, 1) else None for number in numbers)
-
-    extents = rows.outer if static else (None,) * len(rows.outer)
+    views = _row_views(planner, rows, (x, result))
     kernel = ArgExtreme(
-        extents, rows.row[0] if static else None,
-        TensorView(x.dtype, sizes(rows.outer_strides[1]), sizes(rows.row_strides[1])),
-        TensorView(result.dtype, sizes(rows.outer_strides[2])),
+        *_row_extents(planner, rows), views[0], TensorView(result.dtype, views[1].outer),
         op.attr("kind") == "max", bool(op.attr("select_last_index")), along=rows.along,
     )  # fmt: skip
     machine = planner.machine
-    name = f"arg{op.attr('kind')}_{rows.row[0]}"
+    name = f"arg{op.attr('kind')}"
     compiled = planner.library.get(("arg", kernel), lambda name: build_arg_extreme(name, kernel, machine), name)
-    given: dict[str, Argument] = {"y0": planner.buffer(result), "x0": planner.buffer(x), "row0": rows.row[0]}
-    given |= {f"outer{i}": extent for i, extent in enumerate(rows.outer)}
-    for tensor, index in (("x0", 1), ("y0", 2)):
-        given |= {f"{tensor}_outer{i}": stride for i, stride in enumerate(rows.outer_strides[index])}
-        given |= {f"{tensor}_row{i}": stride for i, stride in enumerate(rows.row_strides[index])}
-    arguments = [given[each] for each in arg_extreme_arguments(kernel) if each not in ("begin", "end", "thread")]
-    units = arg_extreme_units(kernel, machine, rows.outer) if np.prod(rows.outer, dtype=np.int64) else 0
+    given = _row_arguments(planner, rows, {"x0": x, "y0": result})
+    arguments = [given[each] for each in arg_extreme_arguments(kernel) if each not in _WORK]
+    units = arg_extreme_units(kernel, machine, rows.outer) if result.layout.size else 0
     planner.call(compiled, arguments, units, 4.0 * x.layout.size)
+
+
+@plans("kernel.scan")
+def plan_scan(planner: Planner, op: Operation) -> None:
+    x = planner.view(op.operand_values[0])
+    axis = int(planner.known(op.operand_values[1]).reshape(-1)[0]) % max(1, x.layout.rank)
+    result = planner.new(op.result, order_of(planner, op.operand_values[:1], x.shape))
+    rows = split_rows(x.shape, [axis], [x.strides, x.strides, result.strides])
+    views = _row_views(planner, rows, (x, result))
+    kernel = Scan(
+        *_row_extents(planner, rows), views[0], views[1], "sum" if op.attr("kind") == "sum" else "product",
+        bool(op.attr("exclusive")), bool(op.attr("reverse")), rows.along,
+    )  # fmt: skip
+    machine = planner.machine
+    compiled = planner.library.get(("scan", kernel), lambda name: build_scan(name, kernel, machine), "scan")
+    given = _row_arguments(planner, rows, {"x0": x, "y0": result})
+    arguments = [given[each] for each in scan_arguments(kernel) if each not in _WORK]
+    units = scan_units(kernel, machine, rows.outer) if x.layout.size else 0
+    planner.call(compiled, arguments, units, 4.0 * x.layout.size)
+
+
+@plans("kernel.sort")
+def plan_sort(planner: Planner, op: Operation) -> None:
+    x = planner.view(op.operand_values[0])
+    axis = int(op.attr("axis")) % x.layout.rank
+    k = int(planner.known(op.operand_values[1]).reshape(-1)[0])
+    values, indices = (planner.new(result) for result in op.results)
+    lines = [[*(n for a, n in enumerate(v.strides) if a != axis), v.strides[axis]] for v in (x, values, indices)]
+    outer = tuple(n for a, n in enumerate(x.shape) if a != axis)
+    static = planner.static
+
+    def sizes(numbers: Sequence[int]) -> tuple[Size, ...]:
+        return tuple(number if static or number in (0, 1) else None for number in numbers)
+
+    kernel = Sort(
+        x.dtype, outer if static else (None,) * len(outer), x.shape[axis] if static else None,
+        k if static else None, sizes(lines[0]), sizes(lines[1]), sizes(lines[2]), bool(op.attr("largest")), k <= _FEW,
+    )  # fmt: skip
+    machine = planner.machine
+    compiled = planner.library.get(("sort", kernel), lambda name: build_sort(name, kernel, machine), "sort")
+    given: dict[str, Argument] = {"row0": x.shape[axis], "k": k, "scratch": Buffer(None)}
+    given |= {f"outer{i}": extent for i, extent in enumerate(outer)}
+    for name, view, line in zip(("x", "y", "i"), (x, values, indices), lines, strict=True):
+        given[name] = planner.buffer(view)
+        given |= {f"{name}_outer{i}": stride for i, stride in enumerate(line)}
+    arguments = [given[each] for each in sort_arguments(kernel) if each not in _WORK]
+    units = sort_units(outer) if k and x.layout.size else 0
+    planner.call(compiled, arguments, units, 16.0 * x.layout.size, sort_scratch(kernel, x.shape[axis]) * 8)
+
+
+def _row_extents(planner: Planner, rows: Rows) -> tuple[tuple[Size, ...], Size]:
+    if planner.static:
+        return rows.outer, rows.row[0]
+    return (None,) * len(rows.outer), None
+
+
+def _row_views(planner: Planner, rows: Rows, views: Sequence[View]) -> list[TensorView]:
+    """The tensors as kernels see them. `rows` has the strides of a leading tensor that only decides on the order."""
+    static = planner.static
+
+    def sizes(numbers: Sequence[int]) -> tuple[Size, ...]:
+        return tuple(number if static or number in (0, 1) else None for number in numbers)
+
+    return [
+        TensorView(view.dtype, sizes(outer), sizes(row))
+        for view, outer, row in zip(views, rows.outer_strides[1:], rows.row_strides[1:], strict=True)
+    ]
+
+
+def _row_arguments(planner: Planner, rows: Rows, views: dict[str, View]) -> dict[str, Argument]:
+    given: dict[str, Argument] = {f"outer{axis}": extent for axis, extent in enumerate(rows.outer)}
+    given |= {f"row{axis}": extent for axis, extent in enumerate(rows.row)}
+    for index, (name, view) in enumerate(views.items()):
+        given[name] = planner.buffer(view)
+        given |= {f"{name}_outer{axis}": n for axis, n in enumerate(rows.outer_strides[index + 1])}
+        given |= {f"{name}_row{axis}": n for axis, n in enumerate(rows.row_strides[index + 1])}
+    return given

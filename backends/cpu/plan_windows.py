@@ -28,6 +28,7 @@ from .kernels.depthwise import (
     packed_taps,
 )
 from .kernels.image import ImageEpilogue, ImageOperand, Layout, Window
+from .kernels.pool import Pool, build_pool, pool_arguments, pool_blocks, pool_units
 from .plan_gemm import Product, multiply
 from .plan_map import emit
 from .planner import Argument, Halo, Planner, View, channels_last, plans
@@ -234,6 +235,38 @@ def convolve_depthwise(
     planner.call(compiled, arguments, units, 2.0 * y.layout.size * kernel.window.taps)
 
 
+@plans("kernel.pool")
+def plan_pool(planner: Planner, op: Operation) -> None:
+    """Channels last; padding needs no room, since windows know where the image ends."""
+    source = op.operand_values[0]
+    geometry = Geometry.of(planner, op)
+    x, shape = planner.view(source), planner.shape(op.result)
+    order = channels_last(len(shape))
+    if x.strides[1] != 1 and x.shape[1] > 1:
+        x = planner.copied(x, order)
+    y = planner.new(op.result, order)
+    extras = [readable(planner, planner.view(value).broadcast(shape)) for value in extras_of(op)]
+    static = planner.is_static(op.result) and planner.is_static(source)
+    places, machine = _three(shape[2:]), planner.machine
+    planes, rows, pixels = _places(places, static)
+    pool = Pool(
+        str(op.attr("kind")), geometry.window, shape[1] if static else None, y.dtype,
+        bool(op.attr("count_include_pad")), planes, rows, pixels, _layout(x, static), _layout(y, static), _epilogue(op, extras, static),
+    )  # fmt: skip
+    key = ("pool", _without_body(pool), _signature(op))
+    name = f"{pool.kind}_pool_{'x'.join(map(str, geometry.kernel))}"
+    compiled = planner.library.get(key, lambda name: build_pool(name, pool, machine), name)
+    blocks = pool_blocks(pool, machine, places[1], shape[1], planner.threads)
+    given = _arguments(planner, geometry, x, y, extras) | {"x": planner.buffer(x), "channels": shape[1]}
+    given |= {"row_blocks": blocks.rows, "channel_blocks": blocks.channels}
+    parts = ("size", _three(x.shape[2:])), ("before", _three(geometry.before, 0)), ("after", _three(geometry.after, 0))
+    for part, numbers in parts:
+        given |= {f"{dim}_{part}": number for dim, number in zip(_DIMS[1:4], numbers, strict=True)}
+    arguments = [given[each] for each in pool_arguments(pool) if each not in ("begin", "end", "thread")]
+    units = pool_units(y.shape[0], places[0], blocks) if y.layout.size else 0
+    planner.call(compiled, arguments, units, 1.0 * y.layout.size * geometry.window.taps)
+
+
 def _arguments(planner: Planner, geometry: Geometry, x: View, y: View, extras: Sequence[View]) -> dict[str, Argument]:
     """Buffers, extents and strides by name; x begins at the first tap of the first output."""
     planes, rows, pixels = _three(y.shape[2:])
@@ -251,8 +284,8 @@ def _places(places: Sequence[int], static: bool) -> list[int | None]:
     return [places[0] if places[0] == 1 else planes, rows, pixels]
 
 
-def _three(spatial: Sequence[int]) -> tuple[int, int, int]:
-    depth, height, width = (1,) * (3 - len(spatial)) + tuple(spatial)
+def _three(spatial: Sequence[int], missing: int = 1) -> tuple[int, int, int]:
+    depth, height, width = (missing,) * (3 - len(spatial)) + tuple(spatial)
     return depth, height, width
 
 

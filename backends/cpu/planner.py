@@ -33,11 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Storage:
-    """Memory that values lie in: a constant's `array`, the segment's input `slot`, or (neither) `bytes` of its own."""
+    """Memory that values lie in: a constant's `array`, the segment's input `slot`, the record of a `fault` by its
+    number, or (none of them) `bytes` of its own."""
 
     bytes: int
     array: np.ndarray | None = None
     slot: int | None = None
+    fault: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,7 @@ class Planner:
         self.shared, self.segment = shared, segment
         self.library, self.machine, self.threads = shared.library, shared.library.machine, shared.threads
         self.calls: list[Call] = []
+        self.faults: list[Operation] = []
         self.shapes: dict[Value, Shape] = dict(zip(segment.inputs, shapes, strict=True))
         self.halos: dict[Storage, tuple[Strided, Halo]] = {}
         self._known: dict[Value, np.ndarray] = dict(values)
@@ -257,9 +260,19 @@ class Planner:
             after = [max(pair) for pair in zip(old.after, after, strict=True)]
         self._wanted[value] = Halo(tuple(before), tuple(after))
 
+    def fault(self, op: Operation) -> Buffer:
+        """Where a kernel of `op` reports an index that is out of range: a flag and the index, both i64."""
+        self.faults.append(op)
+        return Buffer(Storage(16, fault=len(self.faults) - 1))
+
+    @property
+    def static(self) -> bool:
+        """Whether there is only one plan, so that kernels may be made for its sizes."""
+        return not self.segment.known and all(self.is_static(value) for value in self.segment.inputs)
+
     def copied(self, view: View, order: Sequence[int] | None = None, halo: Halo | None = None) -> View:
         """A copy without gaps, its axes in `order`."""
-        from .plan_map import copy
+        from .plan_moves import copy
 
         target = self.allocate(view.shape, view.dtype, order, halo)
         copy(self, view, target)

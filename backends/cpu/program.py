@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...graph.core import Value
+from ...graph.core import Operation, Value
+from ...graph.diagnostics import ExecutionError
 from .memory_plan import Lifetime, place
 from .planner import Buffer, Call, Planner, Storage, View, dtype_of
 from .runtime import STEP_WORDS, Pool, runtime
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 # Bases that every program has: address 0, for constants given by their address, and the arena.
 NULL, ARENA, FIRST_FREE = 0, 1, 2
+# So many runs of a program at the same time find an arena that was used before.
+MOST_ARENAS = 4
 
 
 class Program:
@@ -36,7 +39,9 @@ class Program:
             else:
                 slots[_output(planner, value, slots)] = FIRST_FREE + len(segment.inputs) + len(self.outputs)
                 self.outputs.append((planner.shape(value), dtype_of(value).numpy))
-        self.calls = planner.calls
+        self.calls, self._faults = planner.calls, planner.faults
+        self._fault_base = FIRST_FREE + len(segment.inputs) + len(self.outputs)
+        self._arenas: list[np.ndarray] = []
         self.parallel = any(call.parts > 1 for call in self.calls)
         self._keep: list[np.ndarray] = []
         scratch = self._place(slots, planner.threads)
@@ -56,7 +61,7 @@ class Program:
                 if isinstance(argument, Buffer) and argument.storage is not None:
                     first.setdefault(argument.storage, position)
                     last[argument.storage] = position
-        own = [s for s in first if s not in slots and s.array is None and s.slot is None]
+        own = [s for s in first if s not in slots and s.array is None and s.slot is None and s.fault is None]
         lifetimes = [Lifetime(storage.bytes, first[storage], last[storage]) for storage in own]
         for position, call in enumerate(self.calls):
             lifetimes.append(Lifetime(call.scratch * max(1, min(threads, call.parts)), position, position))
@@ -78,6 +83,8 @@ class Program:
                 words += [NULL, storage.array.ctypes.data + argument.offset]
             elif storage in slots:
                 words += [slots[storage], argument.offset]
+            elif storage.fault is not None:
+                words += [self._fault_base, 16 * storage.fault + argument.offset]
             elif storage.slot is not None:
                 words += [FIRST_FREE + storage.slot, argument.offset]
             else:
@@ -88,18 +95,33 @@ class Program:
         """The outputs for contiguous input arrays; those that were not known before are fresh arrays."""
         made = [np.empty(shape, dtype) for shape, dtype in self.outputs]
         if self.calls:
-            arena = np.empty(self.arena_bytes + 64, np.uint8)
-            start = -(-arena.ctypes.data // 64) * 64
-            bases = np.array([0, start, *(array.ctypes.data for array in (*arrays, *made))], np.int64)
-            if pool is not None and self.parallel:
-                pool.run(self._steps.ctypes.data, len(self._steps), bases.ctypes.data)
-            else:
-                runtime().run(self._steps.ctypes.data, len(self._steps), bases.ctypes.data)
+            self._call(pool, [*arrays, *made])
         if not self.known:
             return made
         fresh = iter(made)
         count = len(made) + len(self.known)
         return [self.known[index] if index in self.known else next(fresh) for index in range(count)]
+
+    def _call(self, pool: Pool | None, arrays: list[np.ndarray]) -> None:
+        """Run the steps on inputs and outputs. Arenas are used again: fresh memory would have to be cleared first."""
+        arena = self._arenas.pop() if self._arenas else np.empty(self.arena_bytes + 64, np.uint8)
+        faults = np.zeros((len(self._faults), 2), np.int64)
+        start = -(-arena.ctypes.data // 64) * 64
+        bases = np.array([0, start, *(array.ctypes.data for array in (*arrays, faults))], np.int64)
+        if pool is not None and self.parallel:
+            pool.run(self._steps.ctypes.data, len(self._steps), bases.ctypes.data)
+        else:
+            runtime().run(self._steps.ctypes.data, len(self._steps), bases.ctypes.data)
+        if len(self._arenas) < MOST_ARENAS:
+            self._arenas.append(arena)
+        if self._faults and faults[:, 0].any():
+            place = int(np.flatnonzero(faults[:, 0])[0])
+            raise _fault(self._faults[place], int(faults[place, 1]))
+
+
+def _fault(op: Operation, index: int) -> ExecutionError:
+    name = op.name.removeprefix("kernel.")
+    return ExecutionError("run/index", f"{name}: the index {index} is out of range", op.location)
 
 
 def _output(planner: Planner, value: Value, taken: dict[Storage, int]) -> Storage:

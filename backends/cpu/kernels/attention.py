@@ -320,7 +320,8 @@ class _AttentionBuilder(AttentionBase):
         if not isinstance(keys, Value):
             return self.shape.keys
         blocks = b.max(b.div(b.add(keys, _KEYS - 1), _KEYS), 1)
-        return b.max(b.div(b.add(keys, b.sub(blocks, 1)), blocks), 1)
+        shared: Operand = b.max(b.div(b.add(keys, b.sub(blocks, 1)), blocks), 1)
+        return shared
 
     def pack_queries(self, q: Value, rows: Operand, columns: int) -> None:
         b, kernel, lanes = self.b, self.kernel, self.shape.lanes

@@ -15,8 +15,6 @@ from .tile import EpilogueBody, Given, Right, Target, Tile
 if TYPE_CHECKING:
     from .gemm import Gemm, Tiling
 
-# Steps of k between a use and its prefetch, where tiles prefetch their own strip.
-NEAR = 32
 _LINE_BITS = 512
 
 
@@ -31,29 +29,24 @@ class TileFunctions:
         self.is_direct = not gemm.b_packed and not tiling.copy_b
         if self.is_direct and gemm.b_column != 1:
             raise ValueError("columns of B that are not contiguous are copied before they are read")
+        self.fetches_a = tiling.fetch_a and not tiling.pack_a
         self._arguments = self._signature()
 
     def _signature(self) -> dict[str, types.Type]:
         """What a function takes. Strides that are known are no arguments."""
         gemm, index, buffer = self.gemm, types.scalar(i64), types.buffer(self.gemm.dtype)
         found: dict[str, types.Type] = {"a": buffer, "b": buffer, "c": buffer, "depth": index, "columns": index}
-        if self.tiling.lines and not self.tiling.near:
-            found |= {"source": buffer, "ahead": index}
         if self.is_split:
             found |= {"more": types.scalar(bool_), "last": types.scalar(bool_)}
         strides = ["c_row"]
         strides += [] if self.tiling.pack_a else ["a_row", "a_k"]
-        strides += ["b_k"] if self._steps_in_b() else []
+        strides += ["b_k"] if self.is_direct else []
         strides += ["k"] if self.tiling.panels > 1 else []
         found |= {name: index for name in strides if getattr(gemm, name) is None}
         for operand in gemm.epilogue.operands:
             found[operand.name] = types.buffer(operand.dtype)
             found |= {f"{operand.name}_row": index} if operand.row is None else {}
         return found
-
-    def _steps_in_b(self) -> bool:
-        """Whether B is read, or what comes next of it prefetched, row by row."""
-        return not self.gemm.b_packed and (self.is_direct or bool(self.tiling.lines))
 
     def call(self, rows: Operand, given: Mapping[str, Operand]) -> None:
         """Call the function for tiles of `rows`, found by halving. Strides need not be given."""
@@ -104,7 +97,12 @@ class TileFunctions:
         a_row, a_k = (1, tiling.rows) if tiling.pack_a else (size("a_row"), size("a_k"))
         tile = Tile(rows, tiling.vectors * tiling.panels, tiling.lanes, gemm.sums)
         right, starts = self.right(b, size)
-        beside = self.prefetches(b, right, starts, size) if tiling.lines else None
+        c_places = places(size("c_row"))
+        # Long before they are stored to, C's lines are asked for.
+        for place in c_places:
+            for line in range(-(-tile.columns // self.line)):
+                b.prefetch(b["c"], b.add(place, line * self.line), 1)
+        beside = self.prefetches(b, right, starts, rows, size) if tiling.ahead or self.fetches_a else None
         sums = tile.accumulate(
             b, tile.zeros(b), b["depth"], b["a"], places(a_row), a_k, right, tiling.unroll, beside
         )  # fmt: skip
@@ -118,7 +116,7 @@ class TileFunctions:
                 at = [0] if not isinstance(stride, Value) and stride == 0 else places(stride)
                 given.append(Given(b[operand.name], [b.add(p, begin * operand.column) for p in at], operand.column))
             target = Target(
-                b["c"], [b.add(place, begin) for place in places(size("c_row"))], b.sub(b["columns"], begin)
+                b["c"], [b.add(place, begin) for place in c_places], b.sub(b["columns"], begin)
             )  # fmt: skip
             chosen = [
                 sums[row * tile.vectors + panel * part.vectors + v] for row in range(rows) for v in range(part.vectors)
@@ -141,35 +139,26 @@ class TileFunctions:
             starts.append(b.select(exists, b.mul(size("k"), panel * tiling.columns), b.index(0)))
         return Right(b["b"], tiling.columns, [b.add(start, v) for start in starts for v in vectors]), starts
 
-    def share(self, following: Operand, tile: Operand, depth: Operand) -> Operand:
-        """Where the part of the following strip begins that this tile prefetches."""
-        b, tiling = self.b, self.tiling
-        steps = b.mul(tile, b.div(depth, tiling.unroll))
-        if self.gemm.b_packed:
-            return b.add(following, b.mul(steps, tiling.lines * self.line))
-        return b.add(following, b.mul(steps, b["b_k"] if self.gemm.b_k is None else self.gemm.b_k))
-
     def prefetches(
-        self, b: LoopBuilder, right: Right, starts: list[Operand], size: Callable[[str], Operand]
+        self, b: LoopBuilder, right: Right, starts: list[Operand], rows: int, size: Callable[[str], Operand]
     ) -> Callable[[Operand], None]:
-        """What is prefetched beside `unroll` steps."""
+        """What is prefetched beside `unroll` steps: B's numbers for later steps, A's for the tile that follows."""
         tiling = self.tiling
 
-        def ahead(k: Operand) -> None:
-            for line in range(tiling.lines):
-                place = b.add(b.mul(k, self.line * tiling.lines // tiling.unroll), self.line * line)
-                b.prefetch(b["source"], b.add(b["ahead"], place), 2)
+        def beside(k: Operand) -> None:
+            if tiling.ahead:
+                for step in range(tiling.unroll):
+                    place = b.mul(b.add(k, tiling.ahead + step), right.step)
+                    for start in starts:
+                        for line in range(-(-tiling.columns // self.line)):
+                            b.prefetch(b["b"], b.add(b.add(place, start), self.line * line), 2)
+            if self.fetches_a:
+                # Of a line's worth of steps, each group of steps fetches its share of the rows.
+                groups = self.line // tiling.unroll
+                share = -(-rows // groups)
+                row = b.mul(b.rem(b.div(k, tiling.unroll), groups), share)
+                for part in range(share):
+                    place = b.add(b.mul(b.add(row, rows + part), size("a_row")), b.mul(k, size("a_k")))
+                    b.prefetch(b["a"], place, 2)
 
-        def row_ahead(k: Operand) -> None:
-            row = b.mul(b.div(k, tiling.unroll), size("b_k"))
-            for line in range(-(-tiling.columns // self.line)):
-                b.prefetch(b["source"], b.add(b.add(b["ahead"], row), self.line * line), 2)
-
-        def near(k: Operand) -> None:
-            for step in range(tiling.unroll):
-                place = b.mul(b.add(k, NEAR + step), right.step)
-                for start in starts:
-                    for line in range(-(-tiling.columns // self.line)):
-                        b.prefetch(b["b"], b.add(b.add(place, start), self.line * line), 2)
-
-        return near if tiling.near else ahead if self.gemm.b_packed else row_ahead
+        return beside

@@ -144,7 +144,7 @@ def even_sizes(total: Size, most: int) -> list[int]:
     return sorted({total // parts, -(-total // parts)})
 
 
-def choose(b: LoopBuilder, size: Operand, sizes: Sequence[int], build: Callable[[int], None]) -> None:
+def choose(b: LoopBuilder, size: Operand, sizes: Sequence[int], build: Callable[[int], object]) -> None:
     """Build code for each of `sizes`, of which the one that `size` has runs; it is found by halving."""
 
     def between(low: int, high: int) -> None:

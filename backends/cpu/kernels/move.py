@@ -87,8 +87,8 @@ def ordered(shape: Sequence[int], source: Sequence[int], target: Sequence[int]) 
             elif dims[index][0] > inner[0]:
                 # One side is too short for squares: vectors lie along the other.
                 dims.append(dims.pop(index))
-    extents, give, take = (tuple(dim[part] for dim in dims) for part in range(3))
-    return Ordered(extents, give, take, turned)
+    columns = [tuple(dim[part] for dim in dims) for part in range(3)]
+    return Ordered(columns[0], columns[1], columns[2], turned)
 
 
 def copy_sizes(kernel: Copy) -> dict[str, Size]:
@@ -175,7 +175,7 @@ class _CopyBuilder(Strided):
         first = b.mul(b.rem(rest, blocks), together)
         with b.loop(first, b.min(b.add(first, together), count)) as row:
             here = [b.add(p, b.mul(row, self.stride(n, "outer", last - 1))) for n, p in (("y", y), ("x", x))]
-            self.row(*here, start, stop)
+            self.row(here[0], here[1], start, stop)
 
     def row(self, y: Operand, x: Operand, start: Operand, stop: Operand) -> None:
         b, last = self.b, self.rank - 1

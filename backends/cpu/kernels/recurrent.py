@@ -310,11 +310,11 @@ class _RecurrentBuilder(Strided):
         b = self.b
         place = b.add(b.add(row.inputs, number * self.kernel.hidden), j)
         value = b.load(b["inputs"], place, self.lanes, mask)
-        return value if total is None else b.add(value, total)  # type: ignore[no-any-return]
+        return value if total is None else b.add(value, total)
 
     def clipped(self, value: Value) -> Value:
         limit = self.kernel.clip
-        return value if limit is None else self.b.min(self.b.max(value, -limit), limit)  # type: ignore[no-any-return]
+        return value if limit is None else self.b.min(self.b.max(value, -limit), limit)
 
     def function(self, number: int, value: Value) -> Value:
         return activated(self.b, value, self.kernel.activations[number])

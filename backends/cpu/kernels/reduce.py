@@ -331,4 +331,5 @@ class _ReduceBuilder(Strided):
                 self.store(totals[index], f"y{index}", self.ahead(place, v, step), step, mask)
 
     def ahead(self, place: Operand, vectors: int, stride: Operand) -> Operand:
-        return self.b.add(place, self.b.mul(vectors * self.lanes, stride))
+        further: Operand = self.b.add(place, self.b.mul(vectors * self.lanes, stride))
+        return further

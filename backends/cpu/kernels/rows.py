@@ -238,7 +238,8 @@ class _RowsBuilder(Strided):
         if name != "scratch":
             return super().stride(name, part, axis)
         step: Operand = self.width * self.lanes if self.by_column else 1
-        return self.b.mul(self.product(self.rows[axis + 1 :]), step)
+        stride: Operand = self.b.mul(self.product(self.rows[axis + 1 :]), step)
+        return stride
 
     def units(self) -> None:
         b = self.b
@@ -455,7 +456,7 @@ class _RowsBuilder(Strided):
         following = list(totals)
         if isinstance(whole, Value) or whole:
             following = self.repeated(0, whole, width, following, lambda i, values: self.set(places, i, values, step))
-        if not isinstance(whole, Value) and not isinstance(length, Value):
+        if isinstance(whole, int) and isinstance(length, int):
             for number, start in enumerate(range(whole, length, self.lanes)):
                 self.advance(self.spot(places, start, self.tail(length - start), number), following, step)
             return following
