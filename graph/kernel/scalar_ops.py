@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from .. import types
-from ..dtypes import DType, bool_, from_numpy
+from ..dtypes import DType, bool_, from_numpy, i32
 from ..opdef import op, register
 from .base import LoopOp, fault, like, number
 
@@ -167,6 +167,29 @@ class Select(LoopOp):
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:
         return np.where(*operands)[()]
+
+
+@op("dot4", domain="scalar")
+class Dot4(LoopOp):
+    """x plus the sum of four products of bytes: those of y, which are unsigned, with those of z, which are signed.
+
+    All three are i32; sums wrap. What a machine with VNNI does in one instruction.
+    """
+
+    inputs = ("x", "y", "z")
+    outputs = ("result",)
+
+    def infer(self, op: Operation, context: InferenceContext | None = None) -> Sequence[Type]:
+        type = number(op, 0)
+        if type.dtype is not i32 or any(number(op, index) is not type for index in (1, 2)):
+            raise fault(op, "needs three operands of one type, scalars or vectors of i32")
+        return [type]
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        x, y, z = (np.atleast_1d(operand) for operand in operands)
+        products = y.view(np.uint8).astype(np.int32) * z.view(np.int8).astype(np.int32)
+        result = x + products.reshape(-1, 4).sum(axis=1, dtype=np.int32)
+        return result if np.ndim(operands[0]) else result[0]
 
 
 class Conversion(LoopOp):

@@ -1,0 +1,147 @@
+"""Products of bytes: every pair of signs, zero points of each form, edges, an epilogue; the operator dot4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from loop_running import WIDTHS, run_both, run_compiled
+
+from tilewright.backends.cpu.kernels.integer_gemm import (
+    IntegerGemm,
+    build_integer_gemm,
+    integer_arguments,
+    integer_scratch,
+    integer_tile,
+    integer_units,
+    packed_bytes,
+)
+from tilewright.backends.cpu.kernels.tile import Epilogue, EpilogueOperand
+from tilewright.backends.cpu.machine import machine_of_width
+from tilewright.graph import types
+from tilewright.graph.dtypes import f32, from_numpy, i8, i32, i64
+from tilewright.graph.kernel.interpreter import run_loops
+from tilewright.graph.kernel.loop_builder import LoopBuilder
+
+random = np.random.default_rng(41)
+
+
+def whole(low: int, high: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    return random.integers(low, high, shape).astype(dtype)
+
+
+def planned(
+    a: np.ndarray, b: np.ndarray, width: int, static: bool, a_zero: np.ndarray | None = None,
+    b_zero: np.ndarray | None = None, parts: int = 1, **options: Any,
+) -> tuple[Any, list[Any], list[str]]:  # fmt: skip
+    (batch, m, k), n = a.shape, b.shape[2]
+    sizes = (m, n, k) if static else (None,) * 3
+    zeros: dict[str, Any] = {}
+    if a_zero is not None:
+        zeros["a_zero"] = "one" if a_zero.size == 1 else "row"
+    if b_zero is not None:
+        zeros["b_zero"] = "one" if b_zero.size == 1 else "column"
+    kernel = IntegerGemm(
+        *sizes, from_numpy(a.dtype), from_numpy(b.dtype), k if static else None, n if static else None,
+        batched=batch > 1, **zeros, **{key: value for key, value in options.items() if key in ("result", "epilogue")},
+    )  # fmt: skip
+    machine = machine_of_width(width)
+    words, sums = packed_bytes(b, integer_tile(kernel, machine).columns)
+    known: dict[str, Any] = {
+        "c": np.zeros(batch * m * n, kernel.result.numpy), "a": a.reshape(-1), "b": words, "sums": sums, "m": m, "n": n,
+        "k": k, "a_row": k, "c_row": n, "a_batch": m * k, "b_batch": words.size // batch, "c_batch": m * n,
+        "sums_batch": sums.size // batch, "a_zero": a_zero, "b_zero": b_zero,
+        "scratch": np.zeros(parts * integer_scratch(kernel, machine, k), np.int32),
+        "begin": 0, "end": integer_units(kernel, machine, m, n, batch), "thread": 0, **options,
+    }  # fmt: skip
+    names = integer_arguments(kernel)
+    return build_integer_gemm("product", kernel, machine), [known[name] for name in names], names
+
+
+def expected_of(a: np.ndarray, b: np.ndarray, a_zero: Any = None, b_zero: Any = None) -> np.ndarray:
+    left, right = a.astype(np.int64), b.astype(np.int64)
+    if a_zero is not None:
+        left = left - a_zero.astype(np.int64).reshape(-1, 1)
+    if b_zero is not None:
+        right = right - b_zero.astype(np.int64)
+    return (left @ right).astype(np.int32).reshape(-1)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("left", [np.uint8, np.int8])
+@pytest.mark.parametrize("right", [np.uint8, np.int8])
+@pytest.mark.parametrize("zeros", ["none", "one", "many"])
+def test_signs_and_zero_points(zeros: str, right: Any, left: Any, width: int) -> None:
+    a_low, b_low = (0 if dtype is np.uint8 else -128 for dtype in (left, right))
+    a, b = whole(a_low, a_low + 256, (1, 5, 13), left), whole(b_low, b_low + 256, (1, 13, 21), right)
+    a_zero = b_zero = None
+    if zeros != "none":
+        a_zero = whole(a_low, a_low + 256, (5 if zeros == "many" else 1,), left)
+        b_zero = whole(b_low, b_low + 256, (21 if zeros == "many" else 1,), right)
+    module, given, _ = planned(a, b, width, zeros == "one", a_zero, b_zero)
+    ours, compiled = run_both(module, given, width)
+    expected = expected_of(a, b, a_zero, b_zero)
+    assert np.array_equal(ours[0], expected)
+    assert np.array_equal(compiled[0], expected)
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (70, 40, 70), (15, 64, 64), (3, 33, 300), (29, 16, 4)])
+def test_edges(m: int, n: int, k: int, static: bool) -> None:
+    a, b = whole(0, 256, (2, m, k), np.uint8), whole(-128, 128, (2, k, n), np.int8)
+    for width in (256, 512):
+        module, given, _ = planned(a, b, width, static)
+        run_compiled(module, given, width)
+        assert np.array_equal(given[0], expected_of(a, b))
+
+
+def test_extreme_numbers_do_not_saturate() -> None:
+    a, b = np.full((1, 4, 1000), 255, np.uint8), np.full((1, 1000, 17), -128, np.int8)
+    for width in WIDTHS:
+        module, given, _ = planned(a, b, width, True)
+        run_compiled(module, given, width)
+        assert np.array_equal(given[0], expected_of(a, b))
+
+
+def test_an_epilogue_makes_numbers_of_another_dtype() -> None:
+    """Scale by column, add a bias, saturate."""
+    a, b = whole(0, 256, (1, 9, 30), np.uint8), whole(-128, 128, (1, 30, 37), np.int8)
+    scale, bias = random.random(37).astype(np.float32) / 50, whole(-9, 9, (37,), np.int32)
+
+    def body(b: Any, x: Any, operands: Any) -> Any:
+        scaled = b.mul(b.cast(b.add(x, operands[1]), f32), operands[0])
+        return b.max(b.min(b.round(scaled), 127), -128)
+
+    epilogue = Epilogue((EpilogueOperand("scale", f32, 0, 1), EpilogueOperand("bias", i32, 0, 1)), body)
+    module, given, _ = planned(a, b, 256, True, result=i8, epilogue=epilogue, scale=scale, bias=bias)
+    ours, compiled = run_both(module, given, 256)
+    sums = expected_of(a, b).reshape(9, 37) + bias
+    expected = np.clip(np.rint(sums.astype(np.float32) * scale), -128, 127).astype(np.int8).reshape(-1)
+    assert np.array_equal(ours[0], expected)
+    assert np.array_equal(compiled[0], expected)
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_work_can_be_shared_out_anywhere(parts: int) -> None:
+    a, b = whole(0, 256, (2, 70, 9), np.uint8), whole(-128, 128, (2, 9, 40), np.int8)
+    module, given, names = planned(a, b, 128, False, parts=parts)
+    units = given[names.index("end")]
+    for thread in range(parts):
+        share = {"begin": thread * units // parts, "end": (thread + 1) * units // parts, "thread": thread}
+        run_loops(module, [share.get(name, value) for name, value in zip(names, given, strict=True)])
+    assert np.array_equal(given[0], expected_of(a, b))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("lanes", [0, 2, 4, 8, 16])
+def test_dot4(lanes: int, width: int) -> None:
+    """In one instruction where the machine has it, else in parts; other numbers of lanes always in parts."""
+    b = LoopBuilder("dot", **{name: types.buffer(i32) for name in "xyz"}, n=types.scalar(i64))
+    with b.loop(0, b["n"], max(lanes, 1)) as i:
+        b.store(b.scalar("dot4", *(b.load(b[name], i, lanes) for name in "xyz")), b["x"], i)
+    x, y, z = (random.integers(-(2**31), 2**31, 32).astype(np.int32) for _ in range(3))
+    products = y.view(np.uint8).astype(np.int32) * z.view(np.int8)
+    ours, compiled = run_both(b.module(), [x, y, z, 32], width)
+    assert np.array_equal(ours[0], x + products.reshape(-1, 4).sum(1, dtype=np.int32))
+    assert np.array_equal(compiled[0], ours[0])
