@@ -1,0 +1,115 @@
+"""Where elements are not zero: NonZero, and the positions that Compress keeps.
+
+How many there are is known when they have been counted, so this is two kernels over chunks of a contiguous operand: the
+first counts those of each chunk, the second writes their positions, each chunk behind those before it. Positions are
+i64, [rank, total], a row for each dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ....graph import types
+from ....graph.core import Value
+from ....graph.dtypes import DType, i32, i64
+from ....graph.kernel.loop_builder import Operand
+from ....graph.kernel.scalar_emitter import computed_in
+from ....graph.module import Module
+from ..machine import Machine
+from .strided import Size, Strided, argument_names
+
+# Elements of a chunk.
+CHUNK = 1 << 12
+
+
+@dataclass(frozen=True)
+class NonZero:
+    """Both kernels for operands of `dtype` and of `rank` dims, at least one."""
+
+    dtype: DType
+    rank: int
+
+
+def nonzero_sizes(kernel: NonZero) -> dict[str, Size]:
+    """The extents, the number of elements and (for the second kernel) the total; all are arguments."""
+    return {**{f"outer{axis}": None for axis in range(kernel.rank)}, "size": None, "total": None}
+
+
+def nonzero_arguments(kernel: NonZero) -> list[str]:
+    """The names of the arguments of both kernels, in order: positions y, operand x, counts of chunks (i64)."""
+    return argument_names(["y", "x", "counts"], nonzero_sizes(kernel))
+
+
+def nonzero_units(shape: Sequence[int]) -> int:
+    """How many units of work there are, and how many counts: chunks."""
+    return -(-math.prod(shape) // CHUNK)
+
+
+def build_nonzero_count(name: str, kernel: NonZero, machine: Machine) -> Module:
+    """The first kernel: counts[chunk] becomes how many elements of the chunk are not zero. y is not touched."""
+    builder = _NonZeroBuilder(name, kernel, machine)
+    builder.count()
+    return builder.b.module()
+
+
+def build_nonzero_positions(name: str, kernel: NonZero, machine: Machine) -> Module:
+    """The second kernel: the positions, `total` of them; `counts` are those of the first."""
+    builder = _NonZeroBuilder(name, kernel, machine)
+    builder.positions()
+    return builder.b.module()
+
+
+class _NonZeroBuilder(Strided):
+    def __init__(self, name: str, kernel: NonZero, machine: Machine) -> None:
+        buffers = {"y": i64, "x": kernel.dtype, "counts": i64}
+        super().__init__(name, machine, buffers, nonzero_sizes(kernel), computed_in(kernel.dtype))
+        self.lanes = min(16, self.lanes)
+        self.kernel = kernel
+
+    def bounds(self, chunk: Operand) -> tuple[Operand, Operand]:
+        b = self.b
+        start = b.mul(chunk, CHUNK)
+        return start, b.min(b.add(start, CHUNK), self.size("size"))
+
+    def marks(self, i: Operand, end: Operand) -> Value:
+        """Which lanes hold elements that are not zero. NaN is not."""
+        b = self.b
+        mask = b.tail_mask(b.index(b.sub(end, i)), self.lanes)
+        value = self.load("x", i, 1, mask)
+        assert isinstance(value.type, types.VectorType)
+        marks = value if value.type.dtype.kind == "bool" else b.ne(value, b.constant(0, value.type))
+        return b.cast(b.and_(marks, mask), i32)
+
+    def count(self) -> None:
+        b = self.b
+        with b.loop(b["begin"], b["end"]) as chunk:
+            begin, end = self.bounds(chunk)
+            with b.loop(begin, end, self.lanes, [b.constant(0, types.vector(i32, self.lanes))]) as state:
+                state.yields([b.add(state[0], self.marks(state.index, end))])
+            b.store(b.cast(b.reduce("add", state.results[0]), i64), b["counts"], chunk)
+
+    def positions(self) -> None:
+        b = self.b
+        found, place = b.alloc(i32, self.lanes), b.alloc(i64, 1)
+        with b.loop(b["begin"], b["end"]) as chunk:
+            with b.loop(0, chunk, 1, [b.constant(0, types.scalar(i64))]) as before:
+                before.yields([b.add(before[0], b.load(b["counts"], before.index))])
+            b.store(before.results[0], place, 0)
+            begin, end = self.bounds(chunk)
+            with b.loop(begin, end, self.lanes) as i:
+                marks = self.marks(i, end)
+                with b.when(b.lt(0, b.reduce("max", marks))):
+                    b.store(marks, found, 0)
+                    with b.loop(0, b.min(self.lanes, b.sub(end, i))) as lane, b.when(b.ne(b.load(found, lane), 0)):
+                        self.write(b.add(i, lane), place)
+
+    def write(self, element: Value, place: Value) -> None:
+        """The position of an element along each dim."""
+        b = self.b
+        at = b.load(place, 0)
+        indices = self.unravel(element, [f"outer{axis}" for axis in range(self.kernel.rank)])
+        for axis, index in enumerate(indices):
+            b.store(b.index(index), b["y"], b.add(b.mul(axis, self.size("total")), at))
+        b.store(b.add(at, 1), place, 0)
