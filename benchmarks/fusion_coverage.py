@@ -4,9 +4,10 @@
 
 What a model should have is known from what torch's exporter says of each node (the ATen operator and the module it
 stems from), and from SITES.json, which maps file name patterns to {kind: number} and wins where both speak; the table
-beside this script is for the exports and patterns that the project is tested on. `memory` counts operators after
-`optimize`, `written` nodes of the model saved at --opset with fused operators kept; a dash where that opset has no such
-operator. Exit code 1 if a place is missing in memory, or in the file although the opset has the operator.
+beside this script is for the exports and patterns that the project is tested on. Of each kind there are three counts:
+operators after `optimize`; nodes of that model written at --opset with fused operators kept; and nodes after
+`optimize(opset=...)`, written so too. A dash where that opset has no such operator. Exit code 1 if a place is missing
+in memory, or in a file although the opset has the operator.
 """
 
 from __future__ import annotations
@@ -48,28 +49,36 @@ _RMS_MODULE = re.compile(r"RMS", re.IGNORECASE)
 
 @dataclass
 class Row:
-    """Places by kind: expected, found in memory, found in the written file (None: the opset has no such operator)."""
+    """Places by kind: expected, found in memory, in the file that is written afterwards, and in the file after
+    optimizing for the opset (None: it has no such operator)."""
 
     model: str
     expected: dict[str, int]
     memory: dict[str, int] = field(default_factory=dict)
     written: dict[str, int | None] = field(default_factory=dict)
+    for_opset: dict[str, int | None] = field(default_factory=dict)
     fault: str = ""
 
     def is_complete(self) -> bool:
         found = all(self.memory.get(kind, 0) >= count for kind, count in self.expected.items())
-        written = {kind: count for kind, count in self.written.items() if count is not None}
-        kept = all(written.get(kind, count) >= count for kind, count in self.expected.items())
+        counts = [(found.get(kind), count) for kind, count in self.expected.items() for found in self._files()]
+        kept = all(have is None or have >= count for have, count in counts)
         return not self.fault and found and kept
+
+    def _files(self) -> list[dict[str, int | None]]:
+        return [self.written, self.for_opset]
 
     def cells(self) -> list[str]:
         shown = []
         for kind in KINDS:
             count = self.expected.get(kind, 0)
-            written = self.written.get(kind)
-            text = "-" if written is None else str(written)
-            shown.append(f"{self.memory.get(kind, 0)} {text} / {count}" if count else "")
+            files = " ".join(_count_text(found.get(kind)) for found in self._files())
+            shown.append(f"{self.memory.get(kind, 0)} {files} / {count}" if count else "")
         return [self.model, *shown, self.fault or ("" if self.is_complete() else "missing")]
+
+
+def _count_text(count: int | None) -> str:
+    return "-" if count is None else str(count)
 
 
 def sites_by_metadata(nodes: Iterable[Any]) -> dict[str, int]:
@@ -107,32 +116,43 @@ def measure(model: Path, sites: Mapping[str, Mapping[str, int]], opset: int) -> 
     """Optimize one model and count."""
     import tilewright
     from tilewright.importers.onnx import to_proto
-    from tilewright.importers.onnx.node_counts import count_operators
 
     row = Row(model.name, expected_sites(model, sites))
     try:
         module = tilewright.load(model)
         tilewright.optimize(module)
         row.memory = by_kind(Counter(op.op_type for op in module.walk()))
-        proto = to_proto(module, opset=opset, keep_fused=True)
+        row.written = _in_file(to_proto(module, opset=opset, keep_fused=True), opset)
+        other = tilewright.optimize(model, opset=opset).module
+        row.for_opset = _in_file(to_proto(other, keep_fused=True), opset)
     except Exception as error:
         row.fault = str(error).splitlines()[0]
-        return row
-    written = by_kind(count_operators(proto))
-    row.written = {kind: written[kind] if opset >= first else None for kind, (_, first) in KINDS.items()}
     return row
 
 
+def _in_file(proto: Any, opset: int) -> dict[str, int | None]:
+    """Fused operators of a file by kind; None for those that the opset has not."""
+    from tilewright.importers.onnx.node_counts import count_operators
+
+    found = by_kind(count_operators(proto))
+    return {kind: found[kind] if opset >= first else None for kind, (_, first) in KINDS.items()}
+
+
 def totals(rows: Sequence[Row]) -> list[str]:
-    """One line: in memory, written, and expected over all models, each place counted at most once."""
+    """One line: in memory, in both files, and expected over all models, each place counted at most once."""
     cells = []
     for kind in KINDS:
         wanted = sum(row.expected.get(kind, 0) for row in rows)
         memory = sum(min(row.memory.get(kind, 0), row.expected.get(kind, 0)) for row in rows)
-        known = [row for row in rows if row.written.get(kind) is not None]
-        written = sum(min(row.written[kind] or 0, row.expected.get(kind, 0)) for row in known)
-        cells.append(f"{memory} {written if known else '-'} / {wanted}" if wanted else "")
+        files = " ".join(_count_text(_total(kind, rows, name)) for name in ("written", "for_opset"))
+        cells.append(f"{memory} {files} / {wanted}" if wanted else "")
     return ["all", *cells, ""]
+
+
+def _total(kind: str, rows: Sequence[Row], name: str) -> int | None:
+    counts = [(getattr(row, name).get(kind), row.expected.get(kind, 0)) for row in rows]
+    known = [min(count, expected) for count, expected in counts if count is not None]
+    return sum(known) if known else None
 
 
 @click.command()
@@ -146,7 +166,7 @@ def main(paths: tuple[Path, ...], sites: Path | None, opset: int, json_path: Pat
     rows = [measure(model, known, opset) for model in models_in(paths)]
     rows = [row for row in rows if row.expected or row.fault]
     lines = [*(row.cells() for row in rows), totals(rows)]
-    table(f"in memory, written at opset {opset} / places", ["model", *KINDS, ""], lines)
+    table(f"in memory, written at opset {opset}, optimized for it / places", ["model", *KINDS, ""], lines)
     if json_path is not None:
         json_path.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     sys.exit(0 if all(row.is_complete() for row in rows) else 1)
