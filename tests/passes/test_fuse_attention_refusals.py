@@ -286,6 +286,19 @@ REFUSALS["mask_of_windows_of_unknown_size"] = _windows((1, 3, 1, T, "k")), "of u
 REFUSALS["windows_of_unknown_number"] = _windows((1, 3, 1, T, T), "n", -1), "takes more operations"
 
 
+@refusal("do not have one rank of 3 or 4")
+def one_query_without_a_batch(b):
+    q, k, v = b.input("q", f32[D]), b.input("k", f32[T, D]), b.input("v", f32[T, D])
+    b.output(b.softmax(b.mul(q @ b.transpose(k, perm=[1, 0]), 0.25)) @ v, "y")
+
+
+@refusal("mask may widen the scores")
+def mask_of_batches_and_keys(b):
+    """[batch, keys] is broadcast as [queries, keys], which one query does not have."""
+    q, k, v = b.input("q", f32[B, H, 1, D]), b.input("k", f32[B, H, T, D]), b.input("v", f32[B, H, T, D])
+    b.output(b.softmax(b.add(scores_of(b, q, k), b.input("mask", f32[B, T]))) @ v, "y")
+
+
 @refusal("")
 def softmax_of_a_linear_layer(b):
     """A router or a classifier: one product in front, none with values behind."""
