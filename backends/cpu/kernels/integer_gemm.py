@@ -24,6 +24,7 @@ from ....graph.dtypes import DType, i8, i32, i64, u8
 from ....graph.kernel.loop_builder import LoopBuilder, Operand
 from ....graph.module import Function, Module
 from ..machine import Machine
+from .pack import on_cache_lines
 from .strided import Strided, argument_names
 from .tile import Epilogue, EpilogueBody, Given, Size, Target, Tile
 
@@ -121,8 +122,10 @@ def packed_bytes(b: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
     padded = np.zeros((*batch, steps * _WORD, panels * columns), np.int8)
     padded[..., :k, :n] = signed
     words = padded.reshape(*batch, steps, _WORD, panels, columns)
-    words = np.ascontiguousarray(np.moveaxis(words, (-2, -4, -1, -3), (-4, -3, -2, -1)))
-    return words.reshape(-1).view(np.int32), padded.sum(axis=-2, dtype=np.int32).reshape(-1)
+    words = np.moveaxis(words, (-2, -4, -1, -3), (-4, -3, -2, -1))
+    packed = on_cache_lines(words.size, np.dtype(np.int8))
+    packed.reshape(words.shape)[...] = words
+    return packed.view(np.int32), padded.sum(axis=-2, dtype=np.int32).reshape(-1)
 
 
 def build_integer_gemm(name: str, kernel: IntegerGemm, machine: Machine) -> Module:

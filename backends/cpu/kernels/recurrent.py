@@ -25,6 +25,7 @@ from ....graph.kernel.loop_builder import LoopBuilder, Operand
 from ....graph.module import Module
 from ..machine import Machine
 from .exponential import exp_of_negative
+from .pack import on_cache_lines
 from .strided import Size, Strided, argument_names
 from .tile import Tile
 
@@ -134,7 +135,9 @@ def packed_recurrence(kernel: Recurrent, weights: np.ndarray, machine: Machine) 
             gates[:, :hidden] = own.reshape(-1, hidden, hidden)[list(group)]
             # [gate, panel, unit, k] to [panel, k, gate, unit]
             parts.append(gates.reshape(len(group), panels, -1, hidden).transpose(1, 3, 0, 2).reshape(-1))
-    return np.concatenate(parts)
+    packed = on_cache_lines(sum(part.size for part in parts), weights.dtype)
+    np.concatenate(parts, out=packed)
+    return packed
 
 
 def _phases(kernel: Recurrent) -> list[tuple[int, ...]]:
