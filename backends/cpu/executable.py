@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -52,6 +53,7 @@ class CpuExecutable(Executable):
         self._split(self._block, frozenset())
         self._programs: dict[Any, Program] = {}
         self._lock = threading.Lock()
+        self._direct = _Direct.of(self._block, self._steps[self._block])
         self._plan_static()
 
     def _split(self, block: Block, planned: Set[Value]) -> None:
@@ -88,10 +90,20 @@ class CpuExecutable(Executable):
     def _execute(
         self, arguments: Sequence[Any], dims: Mapping[Any, int], outputs: Sequence[int]
     ) -> tuple[list[Any], Sequence[Diagnostic]]:
+        if self._direct is not None:
+            return self._execute_directly(self._direct, arguments, outputs), ()
         values: dict[Value, Any] = dict(zip(self._block.arguments, arguments, strict=True))
         self._run(self._block, values)
         returned = [_fetch(values, self._block.returned[index]) for index in outputs]
         return [owned(result, arguments) for result in returned], ()
+
+    def _execute_directly(self, direct: _Direct, arguments: Sequence[Any], outputs: Sequence[int]) -> list[Any]:
+        """Run the only segment, whose outputs are the model's: what small models have no time to look up."""
+        arrays = [np.asarray(arguments[position], order="C") for position in direct.inputs]
+        program = self._program(direct.segment, tuple([array.shape for array in arrays]), ())
+        results = program.run(pool(self.threads) if program.parallel and self.threads > 1 else None, arrays)
+        returned = [results[direct.outputs[index]] for index in outputs]
+        return [owned(result, arguments) for result in returned] if program.known else returned
 
     def _run(self, block: Block, values: dict[Value, Any]) -> None:
         """Run the steps of a block; `values` holds its arguments and what it captures, and receives what it makes."""
@@ -146,6 +158,27 @@ class CpuExecutable(Executable):
             "host_steps": [{"operator": op.name, "location": str(op.location)} for op in host],
             "arena_bytes": max((program.arena_bytes for program in programs), default=0),
         }
+
+
+@dataclass(frozen=True)
+class _Direct:
+    """A model that is one segment: which arguments are its inputs, and which of its outputs the model returns."""
+
+    segment: Segment
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @staticmethod
+    def of(block: Block, steps: Sequence[Step]) -> _Direct | None:
+        """None if there are other steps, or outputs that are no segment's or returned twice."""
+        if len(steps) != 1 or not isinstance(steps[0], Segment) or steps[0].known:
+            return None
+        segment, returned = steps[0], block.returned
+        is_whole = set(segment.inputs) <= set(block.arguments) and set(returned) <= set(segment.outputs)
+        if not is_whole or len(set(returned)) != len(returned):
+            return None
+        inputs = tuple(block.arguments.index(value) for value in segment.inputs)
+        return _Direct(segment, inputs, tuple(segment.outputs.index(value) for value in returned))
 
 
 def is_control_flow(op: Operation) -> bool:

@@ -14,7 +14,6 @@ from ...graph.kernel.bodies import interpret, signature
 from ...graph.kernel.kernel_base import epilogue_of, extras_of
 from ...graph.kernel.scalar_emitter import ScalarEmitter, computed_in
 from ...graph.kernel.strided import Strided
-from .kernels.dot import FEW
 from .kernels.elementwise import collapse
 from .kernels.gemm import Gemm, Tiling, arguments_of, build_gemm, choose_tiling, scratch_elements, work_units
 from .kernels.pack import packed_panels
@@ -74,8 +73,8 @@ def multiply(planner: Planner, op: Operation, product: Product) -> None:
         plan_dot(planner, op, product, _epilogue(op, operands))
         return
     is_weight = product.weight is not None and b.layout.rank == 2
-    # Code for a single row, or a few, is worth having though their number changes.
-    static_m = product.static or m <= FEW
+    # A single row, as when text is generated word by word, has code of its own though the number of rows changes.
+    static_m = product.static or m == 1
     fixed = static_m or is_weight
     fixed_k = fixed or computed_in(dtype) is not dtype  # sums of narrow floats are not stored in parts
     tiling = choose_tiling(

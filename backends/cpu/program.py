@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 NULL, ARENA, FIRST_FREE = 0, 1, 2
 # So many runs of a program at the same time find an arena that was used before.
 MOST_ARENAS = 4
+_BYTE = ctypes.c_char
 
 
 class Program:
@@ -41,7 +44,7 @@ class Program:
                 self.outputs.append((planner.shape(value), dtype_of(value).numpy))
         self.calls, self._faults = planner.calls, planner.faults
         self._fault_base = FIRST_FREE + len(segment.inputs) + len(self.outputs)
-        self._arenas: list[np.ndarray] = []
+        self._arenas: list[tuple[np.ndarray, int]] = []
         self.parallel = any(call.parts > 1 for call in self.calls)
         self._keep: list[np.ndarray] = []
         scratch = self._place(slots, planner.threads)
@@ -51,6 +54,7 @@ class Program:
             for call, table in zip(self.calls, self._tables, strict=True)
         ]
         self._steps = np.array(rows, np.int64).reshape(len(rows), STEP_WORDS)
+        self._job = address_of(self._steps), len(rows)
 
     def _place(self, slots: dict[Storage, int], threads: int) -> list[int]:
         """Offsets of the storages in the arena (kept) and of each call's scratch memory (returned)."""
@@ -104,19 +108,34 @@ class Program:
 
     def _call(self, pool: Pool | None, arrays: list[np.ndarray]) -> None:
         """Run the steps on inputs and outputs. Arenas are used again: fresh memory would have to be cleared first."""
-        arena = self._arenas.pop() if self._arenas else np.empty(self.arena_bytes + 64, np.uint8)
-        faults = np.zeros((len(self._faults), 2), np.int64)
-        start = -(-arena.ctypes.data // 64) * 64
-        bases = np.array([0, start, *(array.ctypes.data for array in (*arrays, faults))], np.int64)
+        try:
+            memory = self._arenas.pop()
+        except IndexError:
+            arena = np.empty(self.arena_bytes + 64, np.uint8)
+            memory = arena, -(-address_of(arena) // 64) * 64
+        addresses = [0, memory[1], *(address_of(each) for each in arrays)]
+        if self._faults:
+            faults = np.zeros((len(self._faults), 2), np.int64)
+            addresses.append(address_of(faults))
+        bases = array("q", addresses)
         if pool is not None and self.parallel:
-            pool.run(self._steps.ctypes.data, len(self._steps), bases.ctypes.data)
+            pool.run(*self._job, bases.buffer_info()[0])
         else:
-            runtime().run(self._steps.ctypes.data, len(self._steps), bases.ctypes.data)
+            runtime().run(*self._job, bases.buffer_info()[0])
         if len(self._arenas) < MOST_ARENAS:
-            self._arenas.append(arena)
+            self._arenas.append(memory)
         if self._faults and faults[:, 0].any():
             place = int(np.flatnonzero(faults[:, 0])[0])
             raise _fault(self._faults[place], int(faults[place, 1]))
+
+
+def address_of(array: np.ndarray) -> int:
+    """Where a contiguous array's elements begin."""
+    try:
+        # Several times faster than `array.ctypes.data`, but only for memory that may be written to, and some of it.
+        return ctypes.addressof(_BYTE.from_buffer(array))
+    except (TypeError, ValueError):
+        return int(array.ctypes.data)
 
 
 def _fault(op: Operation, index: int) -> ExecutionError:

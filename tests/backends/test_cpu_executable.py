@@ -69,9 +69,11 @@ def test_a_perceptron_is_one_segment_of_two_kernels() -> None:
 def test_a_new_number_of_rows_costs_a_plan_and_no_compilation() -> None:
     model = perceptron("n")
     executable = compile_cpu(model)
-    for rows in (1, 3, 14, 15, 64):
+    for rows in (2, 3, 14, 15, 64):
         compare(model, {"x": weights(rows, 24)}, executable)
     assert executable.report()["compiled"] == 2
+    compare(model, {"x": weights(1, 24)}, executable)
+    assert executable.report()["compiled"] == 4  # a single row has code of its own
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
