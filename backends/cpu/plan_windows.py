@@ -16,8 +16,10 @@ from ...graph.kernel.kernel_ops import Windowed
 from ...graph.kernel.scalar_emitter import ScalarEmitter, computed_in
 from ...graph.kernel.strided import Shape, Strided
 from ...graph.lowerings.builder import data_of
+from ...graph.ops.conv_numeric import transposed_sizes
 from ...graph.ops.pooling_numeric import number, pads_of
 from .kernels.conv import Conv, build_conv, choose_conv_tiling, conv_arguments, conv_blocks, conv_units, packed_filters
+from .kernels.conv_transpose import phase_filters, transposed_phases
 from .kernels.depthwise import (
     Depthwise,
     build_depthwise,
@@ -190,23 +192,95 @@ def convolve(
     planner: Planner, op: Operation, geometry: Geometry, x: View, y: View, extras: Sequence[View], static: bool
 ) -> None:
     """Call the convolution of views."""
-    groups, weight = int(op.attr("group")), op.operand_values[1]
+    weight = op.operand_values[1]
+    start = -sum(before * stride for before, stride in zip(geometry.before, x.strides[2:], strict=True))
+    filters = Filters(planner.known(weight), (weight,))
+    _convolve(planner, op, geometry.window, (x, y, *extras), start, filters, static)
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Filters [outputs, channels of a group, *kernel], and what they are found again by."""
+
+    array: np.ndarray
+    key: tuple[Any, ...]
+
+
+def _convolve(
+    planner: Planner, op: Operation, window: Window, views: Sequence[View], start: int, filters: Filters, static: bool
+) -> None:
+    """Call the convolution of x, which begins `start` elements further on, to y; the other views are the epilogue's."""
+    x, y, *extras = views
+    groups = int(op.attr("group"))
     places, machine = _three(y.shape[2:]), planner.machine
     planes, rows, pixels = _places(places, static)
     conv = Conv(
-        geometry.window, x.shape[1] // groups, y.shape[1] // groups, y.dtype, groups, planes, rows, pixels,
+        window, x.shape[1] // groups, y.shape[1] // groups, y.dtype, groups, planes, rows, pixels,
         _layout(x, static), _layout(y, static), _epilogue(op, extras, static),
     )  # fmt: skip
     tiling = choose_conv_tiling(conv, machine)
     key = ("conv", _without_body(conv), tiling, _signature(op))
-    name = f"conv_{'x'.join(map(str, geometry.kernel))}_{conv.channels}_{conv.outputs}"
+    name = f"conv_{'x'.join(map(str, window.kernel))}_{conv.channels}_{conv.outputs}"
     compiled = planner.library.get(key, lambda name: build_conv(name, conv, tiling), name)
-    filters = _packed(planner, weight, conv, tiling)
+    packed = _packed(planner, filters, conv, tiling)
     blocks = conv_blocks(conv, tiling, machine, places[1], places[2], planner.threads)
-    given = _arguments(planner, geometry, x, y, extras) | {"w": planner.buffer(filters), "blocks": blocks}
+    given = _arguments(planner, start, x, y, extras) | {"w": planner.buffer(packed), "blocks": blocks}
     arguments = [given[each] for each in conv_arguments(conv) if each not in ("begin", "end", "thread")]
     units = conv_units(conv, tiling, y.shape[0], places[0], blocks) if y.layout.size else 0
     planner.call(compiled, arguments, units, 2.0 * y.layout.size * conv.depth)
+
+
+@plans("kernel.conv_transpose", accepts=has_constant_filters)
+def plan_conv_transpose(planner: Planner, op: Operation) -> None:
+    """A convolution for each phase: outputs that see the same taps."""
+    source, weight = op.operand_values[:2]
+    definition = op.definition
+    assert isinstance(definition, Windowed)
+    w, shape = planner.known(weight), planner.shape(op.result)
+    window = definition.window(op, [planner.shape(source), w.shape])
+    before, _ = transposed_sizes(op, window, planner.shape(source)[2:])
+    phases = transposed_phases(
+        Window.of(w.shape[2:], window.strides, window.dilations), _three(before, 0), _three(shape[2:])
+    )
+    rank, order = len(shape) - 2, channels_last(len(shape))
+    halos = [phase.halo(_three(planner.shape(source)[2:])) for phase in phases]
+    low, high = (tuple(max(halo[side][d] for halo in halos) for d in range(3 - rank, 3)) for side in (0, 1))
+    x = padded(planner, planner.view(source), Geometry((), (), (), low, high), order)
+    y = planner.new(op.result, order)
+    extras = [readable(planner, planner.view(value).broadcast(shape)) for value in extras_of(op)]
+    static = planner.is_static(op.result) and planner.is_static(source)
+    groups = int(op.attr("group"))
+    for phase in phases:
+        first, extents = phase.first[3 - rank :], phase.extents[3 - rank :]
+        views = [_every(view, first, window.strides, extents) for view in (y, *extras)]
+        if not all(phase.window.kernel):
+            _untouched(planner, op, views)
+            continue
+        start = sum(place * stride for place, stride in zip(phase.start[3 - rank :], x.strides[2:], strict=True))
+        filters = Filters(phase_filters(w, phase, groups), (weight, phase))
+        _convolve(planner, op, phase.window, (x, *views), start, filters, static)
+
+
+def _every(view: View, first: Sequence[int], strides: Sequence[int], extents: Sequence[int]) -> View:
+    layout = view.layout
+    for axis, (start, step, count) in enumerate(zip(first, strides, extents, strict=True), 2):
+        layout = layout.sliced(axis, start, count, step)
+    return view.seen(layout)
+
+
+def _untouched(planner: Planner, op: Operation, views: Sequence[View]) -> None:
+    """Outputs that no input adds to: what the epilogue makes of 0."""
+    target, *extras = views
+    block = epilogue_of(op)
+
+    def body(b: LoopBuilder, given: Sequence[Value]) -> Sequence[Any]:
+        if block is None:
+            return [0]
+        lanes = given[0].type if given else None
+        zero = 0.0 if lanes is None else b.constant(0, lanes)  # type: ignore[arg-type]
+        return interpret(block, ScalarEmitter(b), [zero, *given])
+
+    emit(planner, "zero", body, ("untouched", target.dtype, _signature(op)), extras, [target], 1)
 
 
 def convolve_depthwise(
@@ -228,7 +302,8 @@ def convolve_depthwise(
         planner.shared.packed[packed] = packed_taps(planner.known(weight), kernel, tiling)
     taps = planner.constant(planner.shared.packed[packed], computed_in(kernel.dtype))
     blocks = depthwise_blocks(kernel, tiling, machine, places[1], places[2], planner.threads)
-    given = _arguments(planner, geometry, x, y, extras) | {"w": planner.buffer(taps)}
+    start = -sum(before * stride for before, stride in zip(geometry.before, x.strides[2:], strict=True))
+    given = _arguments(planner, start, x, y, extras) | {"w": planner.buffer(taps)}
     given |= {"row_blocks": blocks.rows, "channel_blocks": blocks.channels}
     arguments = [given[each] for each in depthwise_arguments(kernel) if each not in ("begin", "end", "thread")]
     units = depthwise_units(y.shape[0], places[0], blocks) if y.layout.size else 0
@@ -251,13 +326,14 @@ def plan_pool(planner: Planner, op: Operation) -> None:
     planes, rows, pixels = _places(places, static)
     pool = Pool(
         str(op.attr("kind")), geometry.window, shape[1] if static else None, y.dtype,
-        bool(op.attr("count_include_pad")), planes, rows, pixels, _layout(x, static), _layout(y, static), _epilogue(op, extras, static),
+        bool(op.attr("count_include_pad")), planes, rows, pixels, _layout(x, static), _layout(y, static),
+        _epilogue(op, extras, static),
     )  # fmt: skip
     key = ("pool", _without_body(pool), _signature(op))
     name = f"{pool.kind}_pool_{'x'.join(map(str, geometry.kernel))}"
     compiled = planner.library.get(key, lambda name: build_pool(name, pool, machine), name)
     blocks = pool_blocks(pool, machine, places[1], shape[1], planner.threads)
-    given = _arguments(planner, geometry, x, y, extras) | {"x": planner.buffer(x), "channels": shape[1]}
+    given = _arguments(planner, 0, x, y, extras) | {"channels": shape[1]}
     given |= {"row_blocks": blocks.rows, "channel_blocks": blocks.channels}
     parts = ("size", _three(x.shape[2:])), ("before", _three(geometry.before, 0)), ("after", _three(geometry.after, 0))
     for part, numbers in parts:
@@ -267,10 +343,9 @@ def plan_pool(planner: Planner, op: Operation) -> None:
     planner.call(compiled, arguments, units, 1.0 * y.layout.size * geometry.window.taps)
 
 
-def _arguments(planner: Planner, geometry: Geometry, x: View, y: View, extras: Sequence[View]) -> dict[str, Argument]:
-    """Buffers, extents and strides by name; x begins at the first tap of the first output."""
+def _arguments(planner: Planner, start: int, x: View, y: View, extras: Sequence[View]) -> dict[str, Argument]:
+    """Buffers, extents and strides by name; what is read of x begins `start` elements further on."""
     planes, rows, pixels = _three(y.shape[2:])
-    start = -sum(before * stride for before, stride in zip(geometry.before, x.strides[2:], strict=True))
     given: dict[str, Argument] = {"images": y.shape[0], "planes": planes, "rows": rows, "pixels": pixels}
     for name, view in (("x", x), ("y", y), *((f"e{index}", view) for index, view in enumerate(extras))):
         given[name] = planner.buffer(view, start if name == "x" else 0)
@@ -329,11 +404,11 @@ def _without_body(kernel: Any) -> Any:
     return replace(kernel, epilogue=ImageEpilogue(kernel.epilogue.operands))
 
 
-def _packed(planner: Planner, weight: Value, conv: Conv, tiling: Any) -> View:
+def _packed(planner: Planner, filters: Filters, conv: Conv, tiling: Any) -> View:
     """The filters in the kernel's order, made once for all plans."""
-    array = planner.known(weight)
-    key = ("filters", weight, conv.window, conv.x.channel == 1, tiling)
+    key = ("filters", *filters.key, conv.window, conv.x.channel == 1, tiling)
     found = planner.shared.packed.get(key)
     if found is None:
-        found = planner.shared.packed[key] = np.ascontiguousarray(packed_filters(array, conv, tiling))
+        packed = packed_filters(filters.array, conv, tiling)
+        found = planner.shared.packed[key] = np.ascontiguousarray(packed)
     return planner.constant(found, computed_in(conv.dtype))

@@ -6,12 +6,14 @@ They mean what ONNX's operators of like names mean; attributes are called as the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from .. import opdef
-from ..opdef import Trait, op
+from ..opdef import AttributeSpec, Trait, op
+from ..ops.resize_numeric import resized
 from .kernel_base import KernelOp, Known
 
 if TYPE_CHECKING:
@@ -221,3 +223,29 @@ class Sort(AsInOnnx):
             raise ValueError(f"there are no {count} of {shape[axis]} elements")
         shape[axis] = count
         return [tuple(shape)] * 2
+
+
+@op("resample", domain="kernel")
+class Resample(AsInOnnx):
+    """x interpolated to `sizes`, or by `scales`, along `axes`."""
+
+    onnx = "Resize"
+    inputs = ("x", "roi?", "scales?", "sizes?")
+    attributes: ClassVar[dict[str, Any]] = {
+        "mode": "nearest", "coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_floor",
+        "cubic_coeff_a": -0.75, "exclude_outside": 0, "extrapolation_value": 0.0, "antialias": 0, "axes": None,
+        "keep_aspect_ratio_policy": "stretch",
+    }  # fmt: skip
+    known_operands = (1, 2, 3)
+
+    @cached_property
+    def attribute_specs(self) -> dict[str, AttributeSpec]:
+        return {**super().attribute_specs, "axes": AttributeSpec("axes", "ints")}
+
+    def given(self, op: Operation, known: Known) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+        """roi, scales and sizes; None for one that is not there."""
+        found = [known(index) if op.input(index) is not None else None for index in (1, 2, 3)]
+        return found[0], found[1], found[2]
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        return [resized(op, shapes[0], *self.given(op, known))]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..opdef import Trait, op
-from ..ops.conv_numeric import conv
+from ..ops.conv_numeric import conv, conv_transpose, transposed_sizes
 from ..ops.convolution import Window
 from ..ops.numeric import summable
 from ..ops.pooling_numeric import average_pool, max_pool, number
@@ -209,6 +209,36 @@ class Conv(Windowed):
     def compute(self, op: Operation, *operands: Any) -> Any:
         x, w = operands
         return conv(self.window(op, [x.shape, w.shape]), int(op.attr("group")), x, w, None)
+
+
+@op("conv_transpose", domain="kernel")
+class ConvTranspose(Windowed):
+    """The transposed convolution of x [n, c, *spatial] with w [c, m / group, *kernel]."""
+
+    inputs = ("x", "w", "extras*")
+    attributes: ClassVar[dict[str, Any]] = {
+        **_WINDOW, "group": 1, "output_padding": (), "output_shape": (), "epilogue": None,
+    }  # fmt: skip
+    traits = frozenset({Trait.CONTRACTION})
+    fixed = 2
+
+    def kernel(self, op: Operation, shapes: Sequence[Shape]) -> Shape:
+        return tuple(shapes[1][2:])
+
+    def channels(self, op: Operation, shapes: Sequence[Shape]) -> int:
+        if shapes[0][1] != shapes[1][0]:
+            raise ValueError(f"{shapes[0][1]} channels, the weights {list(shapes[1])} take another number")
+        return shapes[1][1] * int(op.attr("group"))
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        _, sizes = transposed_sizes(op, self.window(op, shapes), shapes[0][2:])
+        if any(size < 0 for size in sizes):
+            raise ValueError(f"pads leave less than nothing of {list(shapes[0])}")
+        return [(shapes[0][0], self.channels(op, shapes), *sizes)]
+
+    def compute(self, op: Operation, *operands: Any) -> Any:
+        x, w = operands
+        return conv_transpose(op, self.window(op, [x.shape, w.shape]), x, w, None)
 
 
 @op("pool", domain="kernel")

@@ -14,7 +14,7 @@ from .rules import lowers
 _WINDOW = ("strides", "pads", "dilations", "auto_pad")
 
 
-@lowers("Conv")
+@lowers("Conv", "ConvTranspose")
 def conv(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     """The bias becomes the epilogue. Halves are multiplied as f32."""
     if not all_native(op) or not dtype_of(op.result).is_float or rank_of(op.result) not in (3, 4, 5):
@@ -22,8 +22,9 @@ def conv(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     x, w = (widened(k, value) for value in op.operand_values[:2])
     bias = op.input(2)
     type = tensor_type(op.result).with_dtype(dtype_of(x))
-    attributes = {name: op.attr(name) for name in _WINDOW if op.attr(name) is not None}
-    result = k.kernel("conv", [x, w], type, group=op.attr("group"), **attributes)
+    names = _WINDOW if op.name == "conv" else (*_WINDOW, "output_padding", "output_shape")
+    attributes = {name: op.attr(name) for name in names if op.attr(name) is not None}
+    result = k.kernel(op.name, [x, w], type, group=op.attr("group"), **attributes)
     if bias is not None:
         column = k.unsqueeze(widened(k, bias), range(1, rank_of(result) - 1))
         result = k.map(lambda s, total, term: s.add(total, term), [result, column], type)

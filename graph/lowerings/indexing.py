@@ -135,3 +135,12 @@ def one_hot(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
         for index in range(2)
     ]
     return [k.map(lambda s, hit, off, on: s.select(hit, on, off), [hit, *parts], tensor_type(op.result))]
+
+
+@lowers("Resize")
+def resize(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    names = (
+        "mode", "coordinate_transformation_mode", "nearest_mode", "cubic_coeff_a", "exclude_outside",
+        "extrapolation_value", "antialias", "axes", "keep_aspect_ratio_policy",
+    )  # fmt: skip
+    return _same(op, k, "resample", *names)

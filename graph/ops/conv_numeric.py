@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -115,3 +116,17 @@ def conv_weight_gradient(op: Operation, x: np.ndarray, grad: np.ndarray) -> np.n
         columns = padded[where].reshape(count, groups, channels, -1)
         result[weights] = np.einsum("ngop,ngcp->goc", flat, columns)
     return result.reshape(groups * outputs, channels, *kernel).astype(x.dtype, copy=False)
+
+
+def transposed_sizes(op: Operation, window: Window, spatial: Sequence[int]) -> tuple[list[int], list[int]]:
+    """What is taken off the full result of a transposed convolution in front of each dim, and the sizes of what is
+    left."""
+    extra = op.attr("output_padding") or [0] * len(spatial)
+    before, sizes = [], []
+    for axis, size in enumerate(spatial):
+        span = window.dilations[axis] * (number(window.kernel[axis]) - 1) + 1
+        full = window.strides[axis] * (size - 1) + span + extra[axis]
+        low, high = _pads(op, window, axis, full, size)
+        before.append(low)
+        sizes.append(full - low - high)
+    return before, sizes

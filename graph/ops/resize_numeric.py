@@ -147,6 +147,14 @@ def _weights(taps: np.ndarray, weights: np.ndarray, size: int) -> np.ndarray:
     return matrix
 
 
+def resized(op: Operation, shape: tuple[int, ...], roi: Any, scales: Any, sizes: Any) -> tuple[int, ...]:
+    """The shape of the result."""
+    result = list(shape)
+    for axis in _axes(op, shape, roi, scales, sizes):
+        result[axis.index] = axis.result
+    return tuple(result)
+
+
 def matrices(op: Operation, shape: tuple[int, ...], roi: Any, scales: Any, sizes: Any) -> list[tuple[int, np.ndarray]]:
     """For each axis that changes, the matrix [result, operand] by which Resize multiplies along it."""
     found: list[tuple[int, np.ndarray]] = []
