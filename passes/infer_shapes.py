@@ -230,19 +230,18 @@ def _values_in(block: Block) -> list[Value]:
 
 
 def _positive_symbols(block: Block, inference: InferenceContext) -> dict[DimExpr, DimExpr]:
-    """The symbols in the inputs' types that are at least 1 wherever the model runs, although they are not known to be,
-    and what they become.
+    """The symbols that are at least 1 wherever the model runs, although they are not known to be, and what they become.
 
     Only what is always computed counts: the operations of the graph itself whose results are used.
     """
-    known = {each for each in _symbols_of(block.arguments) if bounds(each)[0] == 0}
-    found: set[DimExpr] = set()
+    found: dict[DimExpr, DimExpr] = {}
     for op in block:
         if op.name == "reshape" and op.results[0].use_count:
             # A product is at least 1 only if each factor is.
-            factors = {factor for dim in positive_elements(op, inference) for factor in factors_of(dim)}
-            found.update(each for each in known if each in factors)
-    return {each: symbol(each.label, each.ordinal, 1, bounds(each)[1]) for each in found}
+            for each in {factor for dim in positive_elements(op, inference) for factor in factors_of(dim)}:
+                if isinstance(each, DimExpr) and is_symbol(each) and bounds(each)[0] == 0:
+                    found[each] = symbol(each.label, each.ordinal, 1, bounds(each)[1])
+    return found
 
 
 def _equal_symbols(block: Block) -> dict[DimExpr, DimExpr]:

@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from ..diagnostics import ExecutionError
 from ..dims import Dim, exact_div, factors_of, product, prove_equal
-from ..opdef import op
+from ..opdef import Trait, op
+from ..types import TensorType
 from .common import Shape, elements_of, error, format_shape, length_of, shape_of, unknown_dims, vector_elements
 from .shape import KeepsOrder
 from .values import is_non_negative, is_positive
 
 if TYPE_CHECKING:
-    from ..core import Operation
+    from ..core import Operation, Value
     from ..infer import InferenceContext
+
+# How far up a dim is followed to where it was made; real networks reshape it soon.
+_MAX_STEPS = 64
 
 
 @op("Reshape")
@@ -31,9 +35,10 @@ class Reshape(KeepsOrder):
         [0, 3] to [0, -1]     error       -1 beside a 0 that stays: what is left is not determined
         [2] to [2, 0]         error       there is no dim to copy
 
-    So the dim is t where t cannot be 0, where copying gives 0 as well (x is 0 whenever t is), or where t = 0 is an
-    error: beyond the rank of x, beside a -1 and a dim that is then 0, or when no other dim can account for there being
-    no elements. Otherwise it is a symbol of its own, the same for the same t and x.
+    So the dim is t where t cannot be 0, where copying gives 0 as well (x is 0 whenever t is: it is a multiple of t, or
+    was broadcast from it), or where t = 0 is an error: beyond the rank of x, beside a -1 and a dim that is then 0, or
+    when no other dim can account for there being no elements. Otherwise it is a symbol of its own, the same one for the
+    same t and x.
 
     With allowzero each element is the dim itself. (A -1 beside a 0 is then an error in the standard; ONNX Runtime
     leaves out zeros on both sides, and gets 1 * 3 for [0, 3] to [0, -1].)
@@ -46,7 +51,7 @@ class Reshape(KeepsOrder):
         shape = shape_of(op, 0)
         _check_target(op, target, shape)
         keeps_zero = bool(op.attr("allowzero", 0))
-        dims = [None if item == -1 else item for item in target] if keeps_zero else _copied(target, shape, context)
+        dims = [None if item == -1 else item for item in target] if keeps_zero else _copied(op, target, shape, context)
         dims = [dim if dim is not None and is_non_negative(dim) else None for dim in dims]
         return _resolve(op, target, dims, shape, context)
 
@@ -73,7 +78,7 @@ def positive_elements(op: Operation, context: InferenceContext) -> list[Dim]:
         for index, item in enumerate(target)
         if not isinstance(item, int) and is_non_negative(item) and not is_positive(item)
         if index >= len(shape)
-        or (has_rest and _vanishes_with(shape[index], item))
+        or (has_rest and _copies_zero(op, shape[index], item))
         or (is_positive(shape[index]) and _fails_at_zero(target, shape, index))
     ]
 
@@ -93,7 +98,7 @@ def _check_target(op: Operation, target: list[Any], shape: Shape | None) -> None
         raise error("shape/reshape", f"reshape to {target}: only one dim can be -1")
 
 
-def _copied(target: list[Any], shape: Shape | None, context: InferenceContext) -> list[Dim | None]:
+def _copied(op: Operation, target: list[Any], shape: Shape | None, context: InferenceContext) -> list[Dim | None]:
     """The dims that Reshape's target says by itself where 0 copies; None for -1 and for what is unknown."""
     has_rest = _has_rest(target)
     dims: list[Dim | None] = []
@@ -106,7 +111,7 @@ def _copied(target: list[Any], shape: Shape | None, context: InferenceContext) -
             dims.append(item)
         elif shape is None:
             dims.append(None)
-        elif index >= len(shape) or _vanishes_with(shape[index], item) or _fails_at_zero(target, shape, index):
+        elif index >= len(shape) or _copies_zero(op, shape[index], item) or _fails_at_zero(target, shape, index):
             dims.append(item)
         else:
             least = 1 if has_rest or is_positive(shape[index]) else 0
@@ -122,6 +127,38 @@ def _vanishes_with(dim: Dim, other: Dim) -> bool:
         return True
     # A product is 0 when one of its factors is.
     return all(is_positive(factor) or exact_div(dim, factor) is not None for factor in factors_of(other))
+
+
+def _copies_zero(op: Operation, dim: Dim, item: Dim) -> bool:
+    """Whether `dim`, of the operand of Reshape `op`, is 0 whenever element `item` of the target is."""
+    return _vanishes_with(dim, item) or _is_broadcast_from(op.operand_values[0], dim, item)
+
+
+def _is_broadcast_from(value: Value, dim: Dim, other: Dim, depth: int = 3) -> bool:
+    """Whether `dim`, a symbol in the shape of `value`, was made by broadcasting one that is 0 whenever `other` is.
+
+    Then so is `dim`: what 0 is broadcast against is 1 or 0, and the result is 0.
+    """
+    for _ in range(_MAX_STEPS):
+        if value.producer is None:
+            return False
+        source = next((v for v in value.producer.operand_values if dim in _dims_of(v)), None)
+        if source is None:
+            break
+        value = source
+    shape, maker = _dims_of(value), value.producer
+    if maker is None or Trait.BROADCAST not in maker.definition.traits or dim not in shape:
+        return False
+    place = len(shape) - shape.index(dim)
+    met = [(v, dims[-place]) for v in maker.operand_values if len(dims := _dims_of(v)) >= place]
+    return any(
+        _vanishes_with(each, other) or (depth > 0 and each != 1 and _is_broadcast_from(v, each, other, depth - 1))
+        for v, each in met
+    )
+
+
+def _dims_of(value: Value) -> Shape:
+    return (value.type.shape or ()) if isinstance(value.type, TensorType) else ()
 
 
 def _fails_at_zero(target: list[Any], shape: Shape, index: int) -> bool:
