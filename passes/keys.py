@@ -16,6 +16,8 @@ from ..graph.opdef import Trait
 SMALL_CONSTANT_BYTES = 4096
 # So do lists of more entries: the trees of an ensemble.
 LONG_LIST = 4096
+# Metadata of an operation that `rematerialize` put there on purpose, although another one computes the same.
+RECOMPUTED = "recomputed"
 
 
 def operation_key(op: Operation, local: dict[Value, int] | None = None) -> Hashable | None:
@@ -23,7 +25,7 @@ def operation_key(op: Operation, local: dict[Value, int] | None = None) -> Hasha
 
     `local` numbers the values of the region that holds `op`; it is for nested calls.
     """
-    if not op.definition.is_pure:
+    if not op.definition.is_pure or RECOMPUTED in op.metadata:
         return None
     local = {} if local is None else local
     operands: list[Hashable] = [_value_key(operand, local) for operand in op.operands]

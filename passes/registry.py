@@ -58,6 +58,7 @@ BUILTIN: dict[str, str] = {
     "recompose-rotary": "recompose_rotary:RecomposeRotary",
     "recompose-softmax": "recompose_softmax:RecomposeSoftmax",
     "recompose-swish": "recompose_swish:RecomposeSwish",
+    "rematerialize": "training.rematerialize:Rematerialize",
     "remove-identity": "remove_identity:RemoveIdentity",
     "share-initializers": "share_initializers:ShareInitializers",
     "simplify-arithmetic": "simplify_arithmetic:SimplifyArithmetic",

@@ -31,8 +31,11 @@ def execute(options: dict[str, Any]) -> None:
         model = train.training_form(model, log)
     data = None if options["data"] is None else train.Dataset.load(options["data"])
     step = _step(model, options, data, log)
+    if options["memory_budget"]:
+        _fit_memory(step, options, data, log)
     show_diagnostics(log.diagnostics)
-    for remark in (each for each in log.diagnostics if each.severity == "remark" and each.code.startswith("train/")):
+    shown = ("train/", "rematerialize/")
+    for remark in (each for each in log.diagnostics if each.severity == "remark" and each.code.startswith(shown)):
         click.echo(remark.render(), err=True)
     if options["export"] is not None:
         tilewright.save(step, options["export"], opset=options["opset"])
@@ -58,6 +61,24 @@ def _step(model: Module, options: dict[str, Any], data: train.Dataset | None, lo
         bn_variance="unbiased" if options["unbiased"] else "population",
         log=log,
     )
+
+
+def _fit_memory(step: Module, options: dict[str, Any], data: train.Dataset | None, log: DiagnosticLog) -> None:
+    """Run `rematerialize`, with the sizes that batches of the data give to the dims of the inputs."""
+    from tilewright.graph.dims import is_symbol, label_of
+    from tilewright.passes.context import PassContext
+    from tilewright.passes.training.rematerialize import Rematerialize
+
+    sizes: dict[str, int] = {}
+    arrays = {} if data is None else data.arrays
+    for argument in step.main.inputs:
+        shape = argument.type.shape if isinstance(argument.type, TensorType) else None
+        found = arrays.get(str(argument.name))
+        for axis, dim in enumerate(shape or ()):
+            if found is not None and axis < found.ndim and is_symbol(dim):
+                sizes[label_of(dim)] = options["batch_size"] if axis == 0 else found.shape[axis]
+    given = tuple(f"{name}={size}" for name, size in sizes.items())
+    Rematerialize(budget=options["memory_budget"], dims=given).run(step, PassContext(log=log))
 
 
 def _optimizer(options: dict[str, Any], data: train.Dataset | None) -> train.Optimizer:

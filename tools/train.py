@@ -48,6 +48,7 @@ OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmspro
 @click.option("--detect-anomaly", is_flag=True, help="Name the operation that made the first NaN or infinity.")
 @click.option("--target", "backend", default="reference", show_default=True, help="What runs the step.")
 @click.option("--threads", type=click.IntRange(1), help="Worker threads; default: what the process may use.")
+@click.option("--memory-budget", metavar="SIZE", help="Recompute results to keep at most 64MB or 60% of them alive.")
 @click.option("--json", "as_json", is_flag=True, help="Report as JSON on standard output.")
 def train(**options: Any) -> None:
     """Train MODEL (.onnx) on the arrays of a .npz file.

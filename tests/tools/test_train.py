@@ -96,6 +96,14 @@ def test_only_some_parameters(command: Callable[..., Any], model: Path, data: Pa
     assert changed == {"4.weight", "4.bias"}
 
 
+def test_a_memory_budget_changes_no_bit(command: Callable[..., Any], model: Path, data: Path) -> None:
+    arguments = [model, "--data", data, "--training-form"]
+    plain = losses(command, *arguments)
+    result = command("train", *arguments, "--memory-budget", "90%", "--json")
+    assert "rematerialize/peak" in result.err
+    assert json.loads(result.out)["losses"] == plain
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
