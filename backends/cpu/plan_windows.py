@@ -11,17 +11,27 @@ import numpy as np
 
 from ...graph.core import Operation, Value
 from ...graph.kernel.bodies import interpret, signature
-from ...graph.kernel.kernel_base import epilogue_of, extras_of
+from ...graph.kernel.kernel_base import epilogue_of, extras_of, take
 from ...graph.kernel.kernel_ops import Windowed
 from ...graph.kernel.scalar_emitter import ScalarEmitter, computed_in
 from ...graph.kernel.strided import Shape, Strided
-from ...graph.lowerings.builder import data_of
 from ...graph.ops.conv_numeric import transposed_sizes
 from ...graph.ops.pooling_numeric import number, pads_of
-from .kernels.conv import Conv, build_conv, choose_conv_tiling, conv_arguments, conv_blocks, conv_units, packed_filters
-from .kernels.conv_transpose import phase_filters, transposed_phases
+from .kernels.conv import (
+    Conv,
+    ConvTiling,
+    build_conv,
+    choose_conv_tiling,
+    conv_arguments,
+    conv_blocks,
+    conv_units,
+    packed_filters,
+    part_bounds,
+)
+from .kernels.conv_transpose import Phase, transposed_phases
 from .kernels.depthwise import (
     Depthwise,
+    DepthwiseTiling,
     build_depthwise,
     choose_depthwise_tiling,
     depthwise_arguments,
@@ -33,6 +43,7 @@ from .kernels.image import ImageEpilogue, ImageOperand, Layout, Window
 from .kernels.pool import Pool, build_pool, pool_arguments, pool_blocks, pool_units
 from .plan_gemm import Product, multiply
 from .plan_map import emit
+from .plan_moves import copy
 from .planner import Argument, Halo, Planner, View, channels_last, plans
 
 if TYPE_CHECKING:
@@ -119,12 +130,7 @@ def padded(planner: Planner, view: View, geometry: Geometry, order: Sequence[int
     return planner.copied(view, order, halo)
 
 
-def has_constant_filters(op: Operation) -> bool:
-    """Whether the filters can be packed when the model is compiled."""
-    return data_of(op.operand_values[1]) is not None
-
-
-@plans("kernel.conv", accepts=has_constant_filters)
+@plans("kernel.conv")
 def plan_conv(planner: Planner, op: Operation) -> None:
     """A product for windows of one element, else a convolution."""
     source, weight = op.operand_values[:2]
@@ -194,16 +200,36 @@ def convolve(
     """Call the convolution of views."""
     weight = op.operand_values[1]
     start = -sum(before * stride for before, stride in zip(geometry.before, x.strides[2:], strict=True))
-    filters = Filters(planner.known(weight), (weight,))
+    filters = _filters(planner, weight, groups_of(op))
     _convolve(planner, op, geometry.window, (x, y, *extras), start, filters, static)
 
 
 @dataclass(frozen=True)
 class Filters:
-    """Filters [outputs, channels of a group, *kernel], and what they are found again by."""
+    """Filters as a view [groups, outputs, channels, *kernel], and if they are constant what they are found by."""
 
-    array: np.ndarray
-    key: tuple[Any, ...]
+    view: View
+    key: tuple[Any, ...] | None
+
+    def array(self) -> np.ndarray:
+        """The elements of constant filters [groups * outputs, channels, *kernel]."""
+        flat = self.view.storage.array
+        assert flat is not None
+        taken = take(flat.reshape(-1), self.view.layout)
+        return taken.reshape(-1, *taken.shape[2:])
+
+
+def groups_of(op: Operation) -> int:
+    return int(op.attr("group"))
+
+
+def _filters(planner: Planner, weight: Value, groups: int) -> Filters:
+    """The filters [groups * outputs, channels, *kernel] of a convolution."""
+    view = planner.view(weight)
+    outputs, *rest = view.shape
+    strides = (outputs // groups * view.strides[0], *view.strides)
+    layout = Strided((groups, outputs // groups, *rest), strides, view.layout.offset)
+    return Filters(view.seen(layout), (weight,) if planner.is_known(weight) else None)
 
 
 def _convolve(
@@ -230,13 +256,13 @@ def _convolve(
     planner.call(compiled, arguments, units, 2.0 * y.layout.size * conv.depth)
 
 
-@plans("kernel.conv_transpose", accepts=has_constant_filters)
+@plans("kernel.conv_transpose")
 def plan_conv_transpose(planner: Planner, op: Operation) -> None:
     """A convolution for each phase: outputs that see the same taps."""
     source, weight = op.operand_values[:2]
     definition = op.definition
     assert isinstance(definition, Windowed)
-    w, shape = planner.known(weight), planner.shape(op.result)
+    w, shape = planner.view(weight), planner.shape(op.result)
     window = definition.window(op, [planner.shape(source), w.shape])
     before, _ = transposed_sizes(op, window, planner.shape(source)[2:])
     phases = transposed_phases(
@@ -257,8 +283,22 @@ def plan_conv_transpose(planner: Planner, op: Operation) -> None:
             _untouched(planner, op, views)
             continue
         start = sum(place * stride for place, stride in zip(phase.start[3 - rank :], x.strides[2:], strict=True))
-        filters = Filters(phase_filters(w, phase, groups), (weight, phase))
+        filters = Filters(_phase_filters(w, phase, groups), (weight, phase) if planner.is_known(weight) else None)
         _convolve(planner, op, phase.window, (x, *views), start, filters, static)
+
+
+def _phase_filters(w: View, phase: Phase, groups: int) -> View:
+    """The taps of a phase, of filters [channels, outputs of a group, *kernel], as a view in the order of a
+    convolution's."""
+    channels, outputs, *kernel = w.shape
+    layout = Strided(
+        (groups, outputs, channels // groups, *kernel),
+        (channels // groups * w.strides[0], w.strides[1], w.strides[0], *w.strides[2:]), w.layout.offset,
+    )  # fmt: skip
+    for axis, taps in enumerate(phase.taps[3 - len(kernel) :], 3):
+        step = taps[1] - taps[0] if len(taps) > 1 else 1
+        layout = layout.sliced(axis, taps[0], len(taps), step)
+    return w.seen(layout)
 
 
 def _every(view: View, first: Sequence[int], strides: Sequence[int], extents: Sequence[int]) -> View:
@@ -297,10 +337,7 @@ def convolve_depthwise(
     key = ("depthwise", _without_body(kernel), tiling, _signature(op))
     name = f"depthwise_{'x'.join(map(str, geometry.kernel))}_{kernel.channels}"
     compiled = planner.library.get(key, lambda name: build_depthwise(name, kernel, tiling), name)
-    packed = ("taps", weight, kernel.window, tiling)
-    if packed not in planner.shared.packed:
-        planner.shared.packed[packed] = packed_taps(planner.known(weight), kernel, tiling)
-    taps = planner.constant(planner.shared.packed[packed], computed_in(kernel.dtype))
+    taps = _packed_taps(planner, weight, kernel, tiling)
     blocks = depthwise_blocks(kernel, tiling, machine, places[1], places[2], planner.threads)
     start = -sum(before * stride for before, stride in zip(geometry.before, x.strides[2:], strict=True))
     given = _arguments(planner, start, x, y, extras) | {"w": planner.buffer(taps)}
@@ -404,11 +441,60 @@ def _without_body(kernel: Any) -> Any:
     return replace(kernel, epilogue=ImageEpilogue(kernel.epilogue.operands))
 
 
-def _packed(planner: Planner, filters: Filters, conv: Conv, tiling: Any) -> View:
-    """The filters in the kernel's order, made once for all plans."""
+def _packed(planner: Planner, filters: Filters, conv: Conv, tiling: ConvTiling) -> View:
+    """The filters in the kernel's order: made once for all plans if they are constant, else in every run."""
+    if filters.key is None:
+        return _pack_now(planner, filters.view, conv, tiling)
     key = ("filters", *filters.key, conv.window, conv.x.channel == 1, tiling)
     found = planner.shared.packed.get(key)
     if found is None:
-        packed = packed_filters(filters.array, conv, tiling)
+        packed = packed_filters(filters.array(), conv, tiling)
         found = planner.shared.packed[key] = np.ascontiguousarray(packed)
     return planner.constant(found, computed_in(conv.dtype))
+
+
+def _pack_now(planner: Planner, w: View, conv: Conv, tiling: ConvTiling) -> View:
+    """Copies that do what `packed_filters` does."""
+    columns, taps = tiling.columns, conv.window.taps
+    panels = -(-conv.outputs // columns)
+    strip = conv.depth * columns
+    packed = planner.allocate((conv.groups * panels * strip,), w.dtype)
+    if conv.outputs % columns:
+        emit(planner, "zero", lambda b, v: [0], ("zero", w.dtype), [], [packed], 1)
+    group, output, channel, *kernel = w.strides
+    sizes = w.shape[3:]
+    later = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    for first, last in part_bounds(conv, tiling):
+        depth = last - first
+        tap, step = (depth * columns, columns) if conv.x.channel == 1 else (columns, taps * columns)
+        for panel, count, width in ((0, conv.outputs // columns, columns), (panels - 1, 1, conv.outputs % columns)):
+            if not count or not width:
+                continue
+            shape = (conv.groups, count, depth, *sizes, width)
+            source = Strided(
+                shape, (group, columns * output, channel, *kernel, output),
+                w.layout.offset + panel * columns * output + first * channel,
+            )  # fmt: skip
+            target = Strided(
+                shape, (panels * strip, strip, step, *(size * tap for size in later), 1),
+                panel * strip + first * taps * columns,
+            )  # fmt: skip
+            copy(planner, w.seen(source), packed.seen(target))
+    return packed
+
+
+def _packed_taps(planner: Planner, weight: Value, kernel: Depthwise, tiling: DepthwiseTiling) -> View:
+    """Filters [channels, 1, *kernel] as the depthwise kernel reads them: [taps, channels], filled up with zeros."""
+    if planner.is_known(weight):
+        key = ("taps", weight, kernel.window, tiling)
+        if key not in planner.shared.packed:
+            planner.shared.packed[key] = packed_taps(planner.known(weight), kernel, tiling)
+        return planner.constant(planner.shared.packed[key], computed_in(kernel.dtype))
+    w, taps = planner.contiguous(planner.view(weight)), kernel.window.taps
+    width = -(-kernel.channels // tiling.lanes) * tiling.lanes
+    packed = planner.allocate((taps, width), w.dtype)
+    if width != kernel.channels:
+        emit(planner, "zero", lambda b, v: [0], ("zero", w.dtype), [], [packed], 1)
+    source = Strided((taps, kernel.channels), (1, taps), w.layout.offset)
+    copy(planner, w.seen(source), packed.seen(packed.layout.sliced(1, 0, kernel.channels)))
+    return packed

@@ -3,12 +3,6 @@
 from . import plan_attention, plan_concat, plan_gemm, plan_map, plan_moves, plan_resample, plan_rows, plan_windows
 
 __all__ = [
-    "plan_attention",
-    "plan_concat",
-    "plan_gemm",
-    "plan_map",
-    "plan_moves",
-    "plan_resample",
-    "plan_rows",
+    "plan_attention", "plan_concat", "plan_gemm", "plan_map", "plan_moves", "plan_resample", "plan_rows",
     "plan_windows",
-]
+]  # fmt: skip

@@ -224,14 +224,15 @@ def packed_filters(w: np.ndarray, conv: Conv, tiling: ConvTiling) -> np.ndarray:
         filters = filters.reshape(-1, tiling.together, *shape[1:]).transpose(0, 4, 3, 1, 2)
         return packed_panels(filters.reshape(-1, conv.depth, tiling.lanes), tiling.lanes)
     strips = []
-    for first, last in _part_bounds(conv, tiling):
+    for first, last in part_bounds(conv, tiling):
         strip = filters[:, :, first:last]
         order = strip.transpose(0, 3, 2, 1) if conv.x.channel == 1 else strip.transpose(0, 2, 3, 1)
         strips.append(order.reshape(conv.groups, (last - first) * conv.window.taps, conv.outputs))
     return packed_panels(np.concatenate(strips, 1), tiling.columns)
 
 
-def _part_bounds(conv: Conv, tiling: ConvTiling) -> Iterator[tuple[int, int]]:
+def part_bounds(conv: Conv, tiling: ConvTiling) -> Iterator[tuple[int, int]]:
+    """The parts that input channels are cut into: first channel, and the one behind the last."""
     step = -(-conv.channels // tiling.parts)
     for first in range(0, conv.channels, step):
         yield first, min(first + step, conv.channels)
@@ -254,7 +255,7 @@ class _ConvBuilder:
         self.b = LoopBuilder(name, **argument_types(names, self.buffers, conv.epilogue))
         self.n = Numbers(self.b, _sizes(conv))
         self.panels = -(-conv.outputs // tiling.columns)
-        self.parts = list(_part_bounds(conv, tiling))
+        self.parts = list(part_bounds(conv, tiling))
         operands = tuple(EpilogueOperand(o.name, o.dtype, None, o.layout.channel or 0) for o in conv.epilogue.operands)
         epilogue = Epilogue(operands, conv.epilogue.body)
         self.body = epilogue_body(self.b, "epilogue", epilogue, tiling.lanes, self.computed)
