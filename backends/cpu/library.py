@@ -11,20 +11,16 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, fields, is_dataclass
-from enum import Enum
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from ...graph.dtypes import DType
 from ...graph.module import Module
 from .cache import default_cache, key_of
 from .compile_queue import CompileQueue, Task
 from .emit_llvm import emit_module
 from .jit import Code
+from .keys import spelled
 from .machine import Machine
 
 # What the entry point of a kernel is called until its text, and with it its own name, is known.
@@ -141,26 +137,8 @@ class KernelLibrary:
 
     def _place(self, key: Hashable, name: str) -> str:
         """What names the link on disk from `key` to a text; empty if the key says too little of what it stands for."""
-        spelled = _spelled(key)
-        sources = _sources()
-        return key_of("\0".join((name, spelled, sources)), self.machine) if spelled and sources else ""
-
-
-def _spelled(key: Any) -> str:
-    """`key` as a text that no other one has; empty if something in it is not plain data."""
-    if key is None or isinstance(key, bool | int | float | str | bytes | Enum):
-        return f"{type(key).__name__}:{key!r}"
-    if isinstance(key, np.integer):
-        return f"int:{int(key)}"
-    if isinstance(key, DType):
-        return f"dtype:{key.name}"
-    if isinstance(key, tuple):
-        parts = [_spelled(part) for part in key]
-        return f"({','.join(parts)})" if all(parts) else ""
-    if is_dataclass(key):
-        parts = [_spelled(getattr(key, each.name)) for each in fields(key)]
-        return f"{type(key).__qualname__}({','.join(parts)})" if all(parts) else ""
-    return ""
+        text, sources = spelled(key), _sources()
+        return key_of("\0".join((name, text, sources)), self.machine) if text and sources else ""
 
 
 @cache

@@ -14,7 +14,8 @@ from tilewright.backends.cpu import compile_queue
 from tilewright.backends.cpu.compile_queue import CompileQueue
 from tilewright.backends.cpu.emit_llvm import emit_module
 from tilewright.backends.cpu.jit import Code
-from tilewright.backends.cpu.library import KernelLibrary, _spelled
+from tilewright.backends.cpu.keys import spelled
+from tilewright.backends.cpu.library import KernelLibrary
 from tilewright.backends.cpu.machine import machine
 from tilewright.graph import types
 from tilewright.graph.dtypes import f32, f64
@@ -115,9 +116,9 @@ def test_equal_code_is_found_under_other_keys(folder: Path) -> None:
     assert (again.compiled, again.loaded) == (0, 1)
 
 
-def test_only_plain_keys_are_spelled() -> None:
-    assert _spelled(("a", 1, None, (f32, 2.5))) != _spelled(("a", 1, None, (f64, 2.5)))
-    assert _spelled((1,)) != _spelled((True,)) != _spelled(("1",))
-    assert _spelled((np.int64(3),)) == _spelled((3,))
-    assert _spelled(("a", object())) == ""
-    assert _spelled(("a", lambda: 0)) == ""
+def test_only_plain_keys_arespelled() -> None:
+    assert spelled(("a", 1, None, (f32, 2.5))) != spelled(("a", 1, None, (f64, 2.5)))
+    assert spelled((1,)) != spelled((True,)) != spelled(("1",))
+    assert spelled((np.int64(3),)) == spelled((3,))
+    assert spelled(("a", object())) == ""
+    assert spelled(("a", lambda: 0)) == ""
