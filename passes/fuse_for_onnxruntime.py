@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from .base import RulePass
 from .driver import apply_rules
 from .fuse_for_onnxruntime_activations import ACTIVATION_RULES, FAST_ACTIVATION_RULES, OwnGelu
-from .fuse_for_onnxruntime_attention import ATTENTION_RULES
+from .fuse_for_onnxruntime_attention import ATTENTION_RULES, RuntimeAttention
 from .fuse_for_onnxruntime_norms import FAST_NORM_RULES, NORM_RULES, OwnRmsNorm, SumOfThree
 from .fuse_for_onnxruntime_products import PREPARING_RULES, PRODUCT_RULES
 from .fuse_for_onnxruntime_rotary import RuntimeRotary
@@ -57,11 +57,11 @@ class FuseForOnnxRuntime(RulePass):
     def run(self, module: Module, context: PassContext) -> bool:
         # Attention first, for it takes projections apart; last what stands for one operator alone.
         changed = apply_rules(module, PREPARING_RULES, context)
-        changed |= apply_rules(module, ATTENTION_RULES, context)
+        opset = module.opsets.get("", 1)
+        changed |= apply_rules(module, (RuntimeAttention(opset),), context)
         norms = FAST_NORM_RULES if self.fast else NORM_RULES
         activations = FAST_ACTIVATION_RULES if self.fast else ACTIVATION_RULES
         changed |= apply_rules(module, (*PREPARING_RULES, *norms, *activations, *PRODUCT_RULES), context)
-        opset = module.opsets.get("", 1)
         own = (SumOfThree, RuntimeRotary(opset), OwnGelu(opset), OwnRmsNorm(opset))
         return apply_rules(module, own, context) or changed
 

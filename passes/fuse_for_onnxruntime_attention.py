@@ -6,20 +6,24 @@ heads for keys, and a soft cap. They take f32 and [batch, length, heads * size].
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
+from ..graph import dtypes
 from ..graph.builder import OpBuilder
 from ..graph.core import AttributeValue, Operation, Value
 from ..graph.dims import Dim, prove_equal
 from ..graph.opdef import lookup
 from ..graph.ops.attention_parts import Heads, heads_of
+from .fuse_attention import FIRST_OPSET
 from .fuse_attention_views import shape_of
 from .fuse_for_onnxruntime_activations import DOMAIN
-from .fuse_for_onnxruntime_masks import RuntimeMask, build_bias, read_mask, zeros_for_hidden
-from .fuse_for_onnxruntime_operands import HEADS_FIRST, Packed, Projection, pack, projection_of
+from .fuse_for_onnxruntime_masks import RuntimeMask, all_keys, build_bias, read_mask, zeros_for_hidden
+from .fuse_for_onnxruntime_operands import HEADS_FIRST, Packed, Projection, equal_by_count, pack, projection_of
 from .proofs import reshape_target, same_dims
 from .rules import Match, Mismatch, OpRule, Verdict
 
@@ -42,6 +46,18 @@ class Plan:
     last: Operation
 
     @property
+    def past(self) -> tuple[Value, Value] | None:
+        """Keys and values that come before the new ones, [batch, heads, length, size] both."""
+        key, value = self.op.input(4), self.op.input(5)
+        return None if key is None or value is None else (key, value)
+
+    @property
+    def has_known_lengths(self) -> bool:
+        past = shape_of(self.op.input(4))
+        lengths = (self.batch, self.length, 0 if past is None else past[2])
+        return all(isinstance(length, int) for length in lengths)
+
+    @property
     def is_grouped(self) -> bool:
         return self.heads.repeats > 1 or bool(self.op.attr("softcap"))
 
@@ -53,25 +69,37 @@ class RuntimeAttention(OpRule):
     exactness = "reassociates"
     root: ClassVar[str] = "attention"
 
+    def __init__(self, opset: int = 1) -> None:
+        self.opset = opset
+
     def when(self, m: Match) -> Verdict:
         found = plan(m)
-        return found if isinstance(found, Mismatch) else True
+        if isinstance(found, Mismatch):
+            return found
+        if self.opset >= FIRST_OPSET and found.is_grouped and not found.has_known_lengths and is_standard(m.root):
+            return m.fail("the standard's Attention needs no lengths as operands, and the opset has it", m.root)
+        return True
 
     def build(self, b: OpBuilder, m: Match) -> None:
         found = plan(m)
         assert isinstance(found, Plan)
-        result = _Build(found, b).run()
-        old = found.last.result
+        result, present = _Build(found, b).run()
+        old = found.last.results[0]
+        for value, new in zip(found.op.results[1:], present, strict=False):
+            m.rewriter.set_type(new, value.type)
+            m.rewriter.replace_uses(value, new)
         if found.op.attr("masking") == "nan-to-zero":
             m.context.remark(
                 "fuse-for-onnxruntime/nan", "attention gives NaN where an operand is NaN, not 0", found.op.location
             )
-        if not same_dims(shape_of(result), shape_of(old)):
-            target = reshape_target(shape_of(result) or (), shape_of(old) or (), open_positions=range(8))
+        own, wanted = shape_of(result) or (), shape_of(old) or ()
+        if not same_dims(own, wanted) and not equal_by_count(own, wanted):
+            target = reshape_target(own, wanted, open_positions=range(len(wanted)))
             assert target is not None
             result = b.reshape(result, target)
         m.rewriter.set_type(result, old.type)
-        m.rewriter.replace(found.last, [result])
+        m.rewriter.replace_uses(old, result)
+        m.rewriter.erase(found.last)
 
 
 def plan(m: Match) -> Plan | Mismatch:
@@ -80,8 +108,11 @@ def plan(m: Match) -> Plan | Mismatch:
     heads = heads_of(op)
     if heads is None:
         return m.fail("heads or their sizes are not known", op)
-    if any(op.input(index) is not None for index in (4, 5, 6)) or any(r.use_count for r in op.results[1:]):
-        return m.fail("it has past keys, or gives present ones or scores", op)
+    has_past = [op.input(index) is not None for index in (4, 5)]
+    if op.input(6) is not None or any(has_past) != all(has_past) or any(r.use_count for r in op.results[3:]):
+        return m.fail("it gives scores, or has a buffer for keys", op)
+    if not any(has_past) and any(result.use_count for result in op.results[1:]):
+        return m.fail("it gives keys and values without a past", op)
     if any(str(m.dtype(op.input(index))) != "f32" for index in range(3)):
         return m.fail("ONNX Runtime's kernels take f32", op)
     if op.attr("scale") == 0 or op.attr("softmax_precision") not in (None, 0, 1):
@@ -90,10 +121,19 @@ def plan(m: Match) -> Plan | Mismatch:
     query, key, value = dims
     if query is None or key is None or value is None:
         return m.fail("the shapes are not known", op)
-    mask = read_mask(m, op, query[1], key[1])
+    present = [result.use_count > 0 for result in op.results[1:3]]
+    if any(has_past) and present != [True, True]:
+        return m.fail("ONNX Runtime takes no past without giving the present, which nobody needs", op)
+    past = shape_of(op.input(4))
+    if past is None and any(has_past):
+        return m.fail("the shape of the past is not known", op)
+    mask = read_mask(m, op, query[1], key[1] if past is None else key[1] + past[2])
     if isinstance(mask, Mismatch):
         return mask
     found = [pack(operand, each) for operand, each in zip(op.operand_values[:3], (query, key, value), strict=True)]
+    if found[1] is None and found[2] is None and heads.repeats == 1 and past is None and not op.attr("softcap"):
+        # Keys and values may have heads first, if both have.
+        found[1:] = [Packed(partial(_itself, operand), operand) for operand in op.operand_values[1:3]]
     packed = tuple(operand for operand in found if operand is not None)
     if len(packed) < len(found):
         return m.fail("an operand has heads first, and was not made from one that has them side by side", op)
@@ -104,8 +144,17 @@ def plan(m: Match) -> Plan | Mismatch:
     if made.is_grouped:
         wrong = _not_grouped(m, made, key[1])
         return made if wrong is None else wrong
-    projections = _projections(m, packed, (query[0], query[1]))
+    projections = _projections(m, packed, (query[0], query[1])) if past is None else ()
     return Plan(op, heads, query[0], query[1], mask, packed, projections, last)
+
+
+def is_standard(op: Operation) -> bool:
+    """Whether an attention is what the operator of the standard says."""
+    return bool(op.attr("masking") == "standard" and op.attr("masked_score") == -np.inf)
+
+
+def _itself(value: Value, b: OpBuilder) -> Value:
+    return value
 
 
 def _dims(value: Value | None, heads: int) -> tuple[Dim, Dim, int, int] | None:
@@ -133,7 +182,7 @@ def _last(op: Operation, batch: Dim, length: Dim, width: int) -> Operation | Non
         return None
     wanted = (batch, length, width)
     flat = len(found) == 2 and prove_equal(found[1], width) is True and prove_equal(found[0], batch * length) is True
-    return reshape if same_dims(found, wanted) or flat else None
+    return reshape if same_dims(found, wanted) or equal_by_count(found, wanted) or flat else None
 
 
 def _only_user(value: Value, name: str) -> Operation | None:
@@ -147,8 +196,8 @@ def _not_grouped(m: Match, made: Plan, keys: Dim) -> Mismatch | None:
         return m.fail(f"GroupQueryAttention takes heads of one size, a multiple of {_GROUPED_SIZE}", made.op)
     if prove_equal(made.length, keys) is not True:
         return m.fail("queries and keys are not known to be equally many", made.op)
-    if not isinstance(made.batch, int) or not isinstance(made.length, int):
-        return m.fail("GroupQueryAttention wants the lengths as operands, and they are not known", made.op)
+    if made.past is not None and made.length != 1 and made.batch != 1:
+        return m.fail("GroupQueryAttention takes a past for one query at a time, or for a batch of one", made.op)
     if (made.op.attr("softcap") or 0) < 0:
         return m.fail("the soft cap is negative", made.op)
     return None
@@ -178,7 +227,8 @@ class _Build:
     def __init__(self, plan: Plan, b: OpBuilder) -> None:
         self.plan, self.b = plan, b
 
-    def run(self) -> Value:
+    def run(self) -> tuple[Value, Sequence[Value]]:
+        """The result, and keys and values of past and present."""
         made = self.plan
         attributes: dict[str, AttributeValue] = {"num_heads": made.heads.queries}
         if made.op.attr("scale") is not None:
@@ -190,19 +240,25 @@ class _Build:
         if made.projections:
             return self._guarded(*self._projected(attributes))
         query, key, value = (operand.make(self.b) for operand in made.operands)
-        bias = build_bias(self.b, made.mask, query, key)
-        operands = [query, key, value, None, None, bias]
+        past = made.past or (None, None)
+        bias = build_bias(self.b, made.mask, query, key, past[0])
+        operands = [query, key, value, None, None, bias, *past]
         return self._guarded(self._create("MultiHeadAttention", operands, attributes), bias)
 
-    def _create(self, name: str, operands: list[Value | None], attributes: dict[str, AttributeValue]) -> Value:
+    def _create(self, name: str, operands: list[Value | None], attributes: dict[str, AttributeValue]) -> Operation:
         while operands[-1] is None:
             operands.pop()
-        return self.b.create(lookup(DOMAIN, name), operands, attributes, outputs=1).results[0]
+        # The kernels take no past without giving the present.
+        count = 1 if self.plan.past is None else 3
+        return self.b.create(lookup(DOMAIN, name), operands, attributes, outputs=count)
 
-    def _guarded(self, result: Value, bias: Value | None) -> Value:
-        return zeros_for_hidden(self.b, bias, result) if self.plan.mask.guarded and bias is not None else result
+    def _guarded(self, op: Operation, bias: Value | None) -> tuple[Value, Sequence[Value]]:
+        result = op.results[0]
+        if self.plan.mask.guarded and bias is not None:
+            result = zeros_for_hidden(self.b, bias, result)
+        return result, op.results[1:]
 
-    def _projected(self, attributes: dict[str, AttributeValue]) -> tuple[Value, Value | None]:
+    def _projected(self, attributes: dict[str, AttributeValue]) -> tuple[Operation, Value | None]:
         b, made = self.b, self.plan
         x = made.projections[0].x
         target = _rows_target(x, (made.batch, made.length))
@@ -218,20 +274,28 @@ class _Build:
         bias = build_bias(b, made.mask, x, x)
         return self._create("Attention", [x, b.const(weights), row, None, None, bias], attributes), bias
 
-    def _grouped(self, attributes: dict[str, AttributeValue]) -> tuple[Value, Value | None]:
+    def _grouped(self, attributes: dict[str, AttributeValue]) -> tuple[Operation, Value | None]:
         b, made = self.b, self.plan
-        assert isinstance(made.batch, int)
-        assert isinstance(made.length, int)
         query, key, value = (operand.make(b) for operand in made.operands)
-        bias = build_bias(b, made.mask, query, key)
+        past = made.past or (None, None)
+        bias = build_bias(b, made.mask, query, key, past[0])
         attributes["kv_num_heads"] = made.heads.keys
         attributes["causal"] = int(made.mask.causal)
         if made.op.attr("softcap"):
             attributes["softcap"] = float(made.op.attr("softcap"))
-        last = b.const(np.full(made.batch, made.length - 1, np.int32))
-        total = b.const(np.asarray(made.length, np.int32))
-        operands = [query, key, value, None, None, last, total, None, None, None, bias]
+        operands = [query, key, value, *past, *self._lengths(query, key), None, None, None, bias]
         return self._create("GroupQueryAttention", operands, attributes), bias
+
+    def _lengths(self, query: Value, key: Value) -> tuple[Value, Value]:
+        """The place of the last key for each element of the batch, and the number of keys."""
+        b, made = self.b, self.plan
+        past = None if made.past is None else made.past[0]
+        length = made.length if past is None else made.length + (shape_of(past) or ())[2]
+        if isinstance(length, int) and isinstance(made.batch, int):
+            return b.const(np.full(made.batch, length - 1, np.int32)), b.const(np.asarray(length, np.int32))
+        total = b.cast(all_keys(b, key, past), to=dtypes.i32)
+        last: Value = b.sub(total, np.ones(1, np.int32))
+        return b.expand(last, b.shape(query, start=0, end=1)), total
 
 
 ATTENTION_RULES = (RuntimeAttention,)

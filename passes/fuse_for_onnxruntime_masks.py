@@ -52,13 +52,16 @@ def read_mask(m: Match, op: Operation, queries: Dim, keys: Dim) -> RuntimeMask |
     if is_bool and fill != -np.inf and fill > _LOWEST:
         return m.fail(f"scores are replaced by {fill:g}", mask)
     masking, hides = op.attr("masking"), rows_may_be_masked(mask, m.inference, causal)
-    if masking == "standard" and (hides or prove_equal(shape[-1], keys) is not True):
+    if masking == "standard" and prove_equal(shape[-1], keys) is not True:
+        return m.fail("the mask may be too short, for which the standard has a rule", mask)
+    if masking == "standard" and hides and not is_bool:
+        # ONNX Runtime's Attention gives zeros for rows of the lowest number, too, so the original may do either.
         return m.fail("the mask may leave a query no key, for which the standard gives zeros", mask)
     if causal and hides:
         return m.fail("the mask may leave a query no key that is not hidden by being causal", mask)
     # Half of the lowest number, so that adding a score to it does not overflow.
     number = (-np.inf if fill == -np.inf else _LOWEST / 2) if is_bool else None
-    guarded = masking == "nan-to-zero" and hides
+    guarded = masking != "plain" and hides
     if guarded and len(shape) > 2 and shape[-3] != 1:
         return m.fail("heads have masks of their own, and queries without keys give zeros", mask)
     return RuntimeMask(causal, mask, number, guarded)
@@ -70,8 +73,11 @@ def _is_causal(m: Match, mask: Value, queries: Dim) -> bool:
     return fits and all(dim == 1 for dim in (shape or ())[:-2]) and is_lower_triangular(mask, m.inference)
 
 
-def build_bias(b: OpBuilder, mask: RuntimeMask, query: Value, key: Value) -> Value | None:
-    """The mask as a bias of four dims, the last two those of queries and keys ([batch, length, width] both)."""
+def build_bias(b: OpBuilder, mask: RuntimeMask, query: Value, key: Value, past: Value | None = None) -> Value | None:
+    """The mask as a bias of four dims, the last two those of queries and keys.
+
+    These are [batch, length, width] or [batch, heads, length, size]; `past` has keys that come before `key`.
+    """
     if mask.bias is None:
         return None
     bias = mask.bias
@@ -82,11 +88,13 @@ def build_bias(b: OpBuilder, mask: RuntimeMask, query: Value, key: Value) -> Val
     if len(shape) < 4:
         bias = b.unsqueeze(bias, list(range(4 - len(shape))))
         shape = (*[1] * (4 - len(shape)), *shape)
-    return _expanded(b, bias, shape, query, key)
+    return _expanded(b, bias, shape, query, key, past)
 
 
-def _expanded(b: OpBuilder, bias: Value, shape: tuple[Dim, ...], query: Value, key: Value) -> Value:
-    lengths = [(shape_of(value) or ())[1] for value in (query, key)]
+def _expanded(b: OpBuilder, bias: Value, shape: tuple[Dim, ...], query: Value, key: Value, past: Value | None) -> Value:
+    lengths = [(shape_of(value) or ())[-2] for value in (query, key)]
+    if past is not None:
+        lengths[1] = lengths[1] + (shape_of(past) or ())[-2]
     fits = [prove_equal(have, length) is True for have, length in zip(shape[-2:], lengths, strict=True)]
     if all(fits):
         return bias
@@ -94,13 +102,26 @@ def _expanded(b: OpBuilder, bias: Value, shape: tuple[Dim, ...], query: Value, k
         wide = b.expand(bias, lengths)
     else:
         square = prove_equal(lengths[0], lengths[1]) is True
-        queries = b.const([1]) if fits[0] else b.shape(query, start=1, end=2)
-        keys = b.const([1]) if fits[1] else queries if square and not fits[0] else b.shape(key, start=1, end=2)
+        queries = b.const([1]) if fits[0] else length_of(b, query)
+        keys = b.const([1]) if fits[1] else queries if square and not fits[0] else all_keys(b, key, past)
         wide = b.expand(bias, b.concat(queries, keys, axis=0))
     result: Value = wide
     # A mask is broadcast to the scores, never the other way round.
     if isinstance(result.type, TensorType):
         result.type = result.type.with_shape([*shape[:-2], *lengths])
+    return result
+
+
+def length_of(b: OpBuilder, value: Value) -> Value:
+    """The last dim but one, as a vector of one element."""
+    result: Value = b.shape(value, start=-2, end=-1)
+    return result
+
+
+def all_keys(b: OpBuilder, key: Value, past: Value | None) -> Value:
+    """The number of keys, those of the past included, as a vector of one element."""
+    new = length_of(b, key)
+    result: Value = new if past is None else b.add(new, length_of(b, past))
     return result
 
 
@@ -112,4 +133,4 @@ def zeros_for_hidden(b: OpBuilder, bias: Value, result: Value) -> Value:
     return chosen
 
 
-__all__ = ["RuntimeMask", "build_bias", "read_mask", "zeros_for_hidden"]
+__all__ = ["RuntimeMask", "all_keys", "build_bias", "length_of", "read_mask", "zeros_for_hidden"]

@@ -6,7 +6,7 @@ Attention also does the projections x @ weights + bias itself, if all three star
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,7 +15,7 @@ import numpy as np
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
 from ..graph.data import UnresolvedData
-from ..graph.dims import Dim, product, prove_equal
+from ..graph.dims import Dim, bounds, product, prove_equal
 from .fuse_attention_views import shape_of
 from .proofs import made_by, reshape_target, same_dims
 from .rules import Match
@@ -58,13 +58,22 @@ def pack(value: Value, dims: tuple[Dim, Dim, int, int]) -> Packed | None:
     own = shape_of(source)
     if source is None or own is None:
         return None
-    if same_dims(own, wanted):
+    if same_dims(own, wanted) or equal_by_count(own, wanted):
         return Packed(lambda b: source, source)
     target = reshape_target(own, wanted)
     rows_fit = len(own) == 2 and prove_equal(own[1], wanted[2]) is True and prove_equal(own[0], product(wanted[:2]))
     if not rows_fit or target is None:
         return None
     return Packed(lambda b: b.reshape(source, target), source)
+
+
+def equal_by_count(left: Sequence[Dim], right: Sequence[Dim]) -> bool:
+    """Whether two shapes with as many elements are equal, because all dims but one are, and none of these is 0."""
+    if len(left) != len(right):
+        return False
+    unequal = [pair for pair in zip(left, right, strict=True) if prove_equal(*pair) is not True]
+    others = [a for a, b in zip(left, right, strict=True) if prove_equal(a, b) is True]
+    return len(unequal) <= 1 and all((bounds(dim)[0] or 0) >= 1 for dim in others)
 
 
 def _packed_rotary(value: Value, rotary: Operation, dims: tuple[Dim, Dim, int, int]) -> Packed | None:
@@ -158,4 +167,4 @@ def _constant(m: Match, value: Value | None) -> np.ndarray | None:
     return data.numpy()
 
 
-__all__ = ["HEADS_FIRST", "Make", "Packed", "Projection", "pack", "projection_of"]
+__all__ = ["HEADS_FIRST", "Make", "Packed", "Projection", "equal_by_count", "pack", "projection_of"]

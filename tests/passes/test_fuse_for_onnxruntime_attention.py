@@ -145,6 +145,12 @@ def test_masked_rows_that_give_zeros(dtype: Any) -> None:
     assert [d.code for d in context.log.diagnostics] == ["fuse-for-onnxruntime/nan"]
 
 
+def test_the_standard_gives_zeros_to_queries_without_keys() -> None:
+    guard = ["Squeeze", "ReduceMax", "Greater", "Where"]
+    module = packed(((BATCH, 1, LENGTH, LENGTH), bool_), opset=23)
+    check(module, ["Where", "MultiHeadAttention", *guard], inputs(mask=hidden(-1.0) == 0))
+
+
 @pytest.mark.parametrize("guarded", ["plain", "nan-to-zero"])
 def test_a_causal_mask_is_no_operand(guarded: str) -> None:
     mask = np.where(np.tri(LENGTH) > 0, 0, LOWEST).astype(np.float32)
@@ -161,8 +167,9 @@ def test_a_mask_that_leaves_each_query_a_key() -> None:
     ("mask", "attributes"),
     [
         # The standard gives zeros to queries without keys, and fills up masks that are too short.
-        (((BATCH, 1, LENGTH, LENGTH), bool_), {}),
         (((BATCH, 1, LENGTH, LENGTH), f32), {}),
+        (((BATCH, 1, LENGTH, "t"), bool_), {}),
+        (((BATCH, HEADS, LENGTH, LENGTH), bool_), {}),
         (np.ones((LENGTH, 3), bool), {}),
         # Heads with masks of their own, and zeros.
         (((BATCH, HEADS, LENGTH, LENGTH), f32), {"masking": "nan-to-zero"}),
@@ -191,10 +198,48 @@ def test_half_precision_and_results_beside_the_output_stay() -> None:
     assert operators(fused(b.build())) == ["Attention"]
     b = Builder(opset=23)
     q, k, v = (b.input(name, f32[BATCH, LENGTH, WIDTH]) for name in "qkv")
-    past = b.input("past", f32[BATCH, HEADS, 3, SIZE])
-    results = b.attention(q, k, v, None, past, past, q_num_heads=HEADS, kv_num_heads=HEADS, outputs=3)
+    results = b.attention(q, k, v, q_num_heads=HEADS, kv_num_heads=HEADS, outputs=4)
     b.output(results[0], "y")
+    b.output(results[3], "scores")
     assert "MultiHeadAttention" not in operators(fused(b.build()))
+
+
+def test_keys_and_values_with_heads_first() -> None:
+    b = Builder(opset=18)
+    q = b.input("q", f32[BATCH, LENGTH, WIDTH])
+    k, v = (b.input(name, f32[BATCH, HEADS, 6, SIZE]) for name in "kv")
+    mask = b.input("mask", f32[BATCH, 1, 1, 6])
+    heads = b.transpose(b.reshape(q, [BATCH, LENGTH, HEADS, SIZE]), perm=[0, 2, 1, 3])
+    result = b.transpose(b.attention(heads, k, v, mask, masking="plain"), perm=[0, 2, 1, 3])
+    b.output(b.reshape(result, [BATCH, LENGTH, WIDTH]), "y")
+    feeds = {"q": random(BATCH, LENGTH, WIDTH), "mask": random(BATCH, 1, 1, 6)}
+    feeds.update({name: random(BATCH, HEADS, 6, SIZE) for name in "kv"})
+    check(b.build(), ["Expand", "MultiHeadAttention"], feeds)
+
+
+def test_queries_with_heads_first_stay() -> None:
+    b = Builder(opset=18)
+    q, k, v = (b.input(name, f32[BATCH, HEADS, LENGTH, SIZE]) for name in "qkv")
+    b.output(b.attention(q, k, v), "y")
+    assert operators(fused(b.build())) == ["Attention"]
+
+
+def test_a_dim_that_follows_from_the_number_of_elements() -> None:
+    """The reshapes name another batch, which is the same one where the length is not 0."""
+    for length, expected in ((LENGTH, ["MultiHeadAttention"]), ("t", None)):
+        b = Builder(opset=18)
+        x = b.input("x", f32["n", length, WIDTH])
+        other = b.shape(b.input("other", f32["m", 1]), start=0, end=1)
+        size = b.shape(x, start=1, end=2)
+        split = b.reshape(x, b.concat(other, size, [HEADS, SIZE], axis=0))
+        heads = b.transpose(split, perm=[0, 2, 1, 3])
+        result = b.transpose(b.attention(heads, heads, heads), perm=[0, 2, 1, 3])
+        b.output(b.reshape(result, b.concat(other, size, [WIDTH], axis=0)), "y")
+        module = b.build()
+        if expected is None:
+            assert "MultiHeadAttention" not in operators(fused(module))
+        else:
+            check(module, expected, {"x": random(BATCH, LENGTH, WIDTH), "other": random(BATCH, 1)})
 
 
 # ---- Attention, with projections -------------------------------------------------------------------------------------
@@ -296,9 +341,68 @@ def test_fewer_heads_for_keys_and_masked_rows(fill: float) -> None:
     check(module, ["GroupQueryAttention"], {**feeds, "mask": hidden(fill)})
 
 
-@pytest.mark.parametrize("change", [{"size": 6}, {"batch": "n"}])
-def test_no_grouped_attention(change: dict[str, Any]) -> None:
-    assert operators(fused(grouped(4, 2, **change))) == ["Attention"]
+def test_a_batch_that_is_not_known() -> None:
+    feeds = {"q": random(BATCH, LENGTH, 4 * SIZE), **{name: random(BATCH, LENGTH, 2 * SIZE) for name in "kv"}}
+    module = grouped(4, 2, batch="n", is_causal=1)
+    check(module, ["Shape", "Expand", "GroupQueryAttention"], feeds)
+    # From opset 23 on the standard has one operator for it.
+    module.opsets[""] = 23
+    assert operators(fused(module)) == ["Attention"]
+
+
+def test_no_grouped_attention() -> None:
+    assert operators(fused(grouped(4, 2, size=6))) == ["Attention"]
+
+
+# ---- past keys -------------------------------------------------------------------------------------------------------
+
+
+def cached(heads: int, keys: int, batch: int, length: Any, past: Any, use: bool = True, **attributes: Any) -> Module:
+    """Attention with keys and values that come before, which it gives back together with the new ones."""
+    b = Builder(opset=18)
+    q = b.input("q", f32[batch, length, heads * SIZE])
+    k, v = (b.input(name, f32[batch, length, keys * SIZE]) for name in "kv")
+    old = [b.input(name, f32[batch, keys, past, SIZE]) for name in ("pk", "pv")]
+    mask = b.input("mask", f32[batch, 1, length, past + length if isinstance(past, int) else "t"])
+    heads_of = {"q_num_heads": heads, "kv_num_heads": keys}
+    results = b.attention(q, k, v, mask, *old, **heads_of, masking="plain", **attributes, outputs=3)
+    b.output(results[0], "y")
+    if use:
+        b.output(results[1], "keys")
+        b.output(results[2], "values")
+    return b.build()
+
+
+def check_cached(module: Module, expected: list[str], heads: int, keys: int, batch: int, length: int) -> None:
+    result = fused(module)
+    assert sorted(operators(result)) == sorted(expected)
+    session = onnxruntime.InferenceSession(to_bytes(result, target="onnxruntime"), providers=["CPUExecutionProvider"])
+    feeds = {"q": random(batch, length, heads * SIZE), "mask": random(batch, 1, length, 3 + length)}
+    feeds.update({name: random(batch, length, keys * SIZE) for name in "kv"})
+    feeds.update({name: random(batch, keys, 3, SIZE) for name in ("pk", "pv")})
+    wanted = tilewright.compile(module).run(feeds)
+    for name, got in zip(wanted, session.run(None, feeds), strict=True):
+        np.testing.assert_allclose(got, wanted[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(("heads", "keys", "batch", "length"), [(2, 2, 2, 4), (4, 2, 1, 4), (4, 2, 2, 1)])
+def test_past_keys(heads: int, keys: int, batch: int, length: int) -> None:
+    expected = "MultiHeadAttention" if heads == keys else "GroupQueryAttention"
+    check_cached(cached(heads, keys, batch, length, 3), [expected], heads, keys, batch, length)
+
+
+def test_a_past_whose_length_is_not_known() -> None:
+    lengths = ["Shape", "Add", "Cast", "Sub", "Expand"]
+    module = cached(4, 2, 2, 1, "p")
+    check_cached(module, ["GroupQueryAttention", "Concat", "Expand", *lengths], 4, 2, 2, 1)
+
+
+def test_a_past_that_the_kernel_does_not_take() -> None:
+    # Several queries at a time in a batch, and a causal mask, which would depend on the length of the past.
+    assert "GroupQueryAttention" not in operators(fused(cached(4, 2, 2, 4, 3)))
+    assert "MultiHeadAttention" not in operators(fused(cached(2, 2, 2, 4, 3, is_causal=1)))
+    # The kernels give something else where nobody asks for the present.
+    assert "MultiHeadAttention" not in operators(fused(cached(2, 2, 2, 4, 3, use=False)))
 
 
 @pytest.mark.parametrize("caches", [1, BATCH])
