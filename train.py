@@ -93,7 +93,8 @@ def step(
             name, which may add inputs.
         optimizer: an `Optimizer`, or its name in lower case.
         params: names of initializers, in any nesting, `*` and `?` matching as in file names. Default: all float ones
-            with a name and at least one dim, but the running statistics of BatchNormalization.
+            with a name and more than one element, but for masks and the running statistics of BatchNormalization. A
+            file does not tell weights from tables, such as frequencies: a remark in `log` lists what was chosen.
         output: the output, or any other tensor, that a named loss looks at (default: the first float output).
         target: a name for the input that it compares with.
         clip_value, clip_norm: bounds on each element of the gradients, and on the norm of all of them together.

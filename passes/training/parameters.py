@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ...graph.module import Module
     from .step_builder import StepBuilder
 
+# Masks hold -inf, the least float, or a number such as -10000; no weight is as large.
+MASK = 1e4
 NARROW = (dtypes.f16, dtypes.bf16)
 
 
@@ -92,7 +94,7 @@ def with_values(module: Module, values: Mapping[str, np.ndarray]) -> Module:
 
 def chosen_parameters(module: Module, params: Any) -> list[str]:
     """The names of the tensors to train: those in `params`, where `*` and `?` match as in file names; or by default all
-    float initializers with at least one dim that are no statistics of a BatchNormalization.
+    float initializers of more than one element that are neither a mask nor statistics of a BatchNormalization.
 
     Raises UsageError, all findings at once, for names without a float value.
     """
@@ -134,9 +136,10 @@ def _is_float(value: Value) -> bool:
 
 
 def _default_parameters(module: Module, there: dict[str, Value]) -> list[str]:
-    candidates = {name: value for name, value in there.items() if _looks_trained(value)}
+    candidates = {name: value for name, value in there.items() if _may_be_trained(value)}
     # Some exporters write weights as Constant nodes, all of them; otherwise those hold numbers of the computation.
-    names = [name for name, value in candidates.items() if not _is_node(value)] or list(candidates)
+    named = {name: value for name, value in candidates.items() if not _is_node(value)} or candidates
+    names = [name for name, value in named.items() if _looks_trained(data_of(module, value))] or list(named)
     if not names:
         hint = "name them: builder.const(array, name=...), or params=[...]"
         raise UsageError("train/no-parameter", "the model has no float initializer with a name", notes=[hint])
@@ -147,10 +150,18 @@ def _is_node(value: Value) -> bool:
     return value.producer is not None and "constant_node" in value.producer.metadata
 
 
-def _looks_trained(value: Value) -> bool:
+def _may_be_trained(value: Value) -> bool:
     statistics = any(use.user.name == "batch_normalization" and use.position > 2 for use in value.uses)
     rank = value.type.rank if isinstance(value.type, TensorType) else None
     return _is_float(value) and bool(rank) and not statistics
+
+
+def _looks_trained(data: TensorData) -> bool:
+    """Not one number, which is a factor of the computation, and no mask: those have -inf, or numbers as large."""
+    if data.elements < 2 or data.dtype.bits < 16:
+        return False
+    with np.errstate(all="ignore"):
+        return bool(np.max(np.abs(data.numpy().astype(np.float32))) < MASK)
 
 
 def as_inputs(b: StepBuilder, module: Module, names: Sequence[str], master_weights: bool) -> list[Trainable]:

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from ...graph.model_builder import Tensor
     from ...graph.module import Module
 
+# Of the parameters, in a remark.
+LISTED = 20
+
 # A loss: the builder and the model's outputs by name go in, one number comes out. It may add inputs, `b.input(...)`.
 LossFunction: TypeAlias = Callable[[StepBuilder, dict[str, "Tensor"]], "Tensor"]
 
@@ -157,11 +160,16 @@ class _StepMaker:
         first = [(self._loss_name(), loss.value)] if loss.value not in self._returned() else []
         roles = Roles(first[0][0] if first else self._name_of(loss), [each.name for each in trainables])
         roles.outputs = [name for name in self.model_outputs if name != roles.loss]
+        self._remark_parameters(roles.parameters)
         roles.state = {name: output for name, (output, _) in b.updates.items()}
         b.add_outputs(first, [(output, self._apart(tensor)) for output, tensor in b.updates.values()])
         at.finish([])
         roles.store(self.module)
         return self.module
+
+    def _remark_parameters(self, names: list[str]) -> None:
+        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        self.log.remark("train/parameters", f"{len(names)} tensors are trained: {', '.join(names[:LISTED])}{more}")
 
     def _apart(self, tensor: Tensor) -> Value:
         """An output that is an input as it came would keep its name."""

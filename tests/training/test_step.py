@@ -285,4 +285,17 @@ def test_frozen_layers_are_told() -> None:
     b.output(b.dropout(x @ b.const(np.ones((4, 2), np.float32), name="w"), outputs=1), "y")
     log = DiagnosticLog()
     train.step(b.build(), "mse", log=log)
-    assert "form for inference" in log.diagnostics[0].message
+    assert any("form for inference" in each.message for each in log.diagnostics)
+
+
+def test_what_is_no_weight_is_not_trained_by_default() -> None:
+    b = Builder()
+    x = b.input("x", f32["n", 4])
+    w, scale = b.const(np.ones((4, 4), np.float32), name="w"), b.const(np.full(1, 0.5, np.float32), name="scale")
+    mask = b.const(np.triu(np.full((4, 4), -np.inf, np.float32), 1), name="mask")
+    b.output(b.softmax(x @ w * scale + mask[:1], axis=-1), "y")
+    log = DiagnosticLog()
+    step = train.step(b.build(), "mse", log=log)
+    assert log.diagnostics[-1].message == "1 tensors are trained: w"
+    assert "scale_next" not in names(step.main.block.outputs)
+    assert "scale_next" in names(train.step(b.build(), "mse", params=["scale"]).main.block.outputs)
