@@ -87,15 +87,11 @@ class Blocks:
 
 
 def choose_depthwise_tiling(kernel: Depthwise, machine: Machine) -> DepthwiseTiling:
-    """Sums take half of the registers, filters and input the rest. Tiles are square, so that little of the input is
-    loaded for several of them; with large filters they are wide, since those of few rows are in registers at a time."""
+    """Sums take half of the registers, filters and input the rest."""
     lanes = machine.lanes(computed_in(kernel.dtype))
     while lanes > 4 and lanes // 2 >= kernel.channels:
         lanes //= 2
-    wide = machine.registers >= 32
-    rows, pixels = (4, 4) if wide else (2, 3)
-    if kernel.window.kernel[1] * kernel.window.kernel[2] > 30:
-        rows, pixels = (2, 7) if wide else (1, 6)
+    rows, pixels = (2, 7) if machine.registers >= 32 else (2, 3)
     if kernel.rows == 1 or _is_looped(kernel.window):
         rows, pixels = 1, rows * pixels
     return DepthwiseTiling(min(rows, kernel.rows or rows), min(pixels, kernel.pixels or pixels), lanes)
