@@ -61,11 +61,12 @@ def _rank(value: Value | None) -> int | None:
 
 
 def permutation(op: Operation) -> tuple[int, ...] | None:
-    """The permutation of a Transpose; None for another operation or an unknown rank."""
+    """The permutation of a Transpose; None for another operation, an unknown rank, or one that it does not fit."""
     rank = _rank(op.operands[0]) if op.name == "transpose" else None
     if rank is None:
         return None
-    return tuple(op.attr("perm") or range(rank - 1, -1, -1))
+    perm = tuple(op.attr("perm") or range(rank - 1, -1, -1))
+    return perm if sorted(perm) == list(range(rank)) else None
 
 
 def inverse(perm: tuple[int, ...]) -> tuple[int, ...]:

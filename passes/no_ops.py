@@ -136,7 +136,7 @@ class ReduceOverNothing(_GivesOperandBack):
     def when(self, m: Match) -> Verdict:
         shape = m.shape(m.root.operands[0])
         axes = ints(m, m.root.input(1)) if m.root.input(1) is not None else []
-        if axes is None or shape is None:
+        if axes is None or shape is None or not all(-len(shape) <= axis < len(shape) for axis in axes):
             return m.fail("the axes or the rank are not known", m.root)
         if not axes and m.root.attr("noop_with_empty_axes"):
             return True

@@ -292,16 +292,17 @@ def pad(g: RandomGraph) -> None:
 
 
 def follow_shape(g: RandomGraph) -> None:
-    """The chains that exporters write to keep a dim. It stays in its place: a 0 elsewhere would copy another dim."""
+    """The chains that exporters write to keep a dim, here in any place, where 0 may copy another dim."""
     name = g.pick("fib", lambda value: value.ndim > 0)
     shape = g.add("Shape", [name])
     if g.random.random() < 0.3:
         g.add("Expand", [g.constant(g.array(np.float32, ())), str(shape)])
         return
-    index = g.random.randrange(min(g.values[name].ndim, 2))
+    index = g.random.randrange(g.values[name].ndim)
     dim = g.add("Gather", [str(shape), g.constant(np.array([index], np.int64))])
-    parts = [str(dim), g.ints(-1)]
-    target = g.add("Concat", parts if index == 0 else parts[::-1], axis=0)
+    parts = [str(dim), g.ints(-1), *([g.ints(1)] if g.random.random() < 0.3 else [])]
+    g.random.shuffle(parts)
+    target = g.add("Concat", parts, axis=0)
     g.add("Reshape", [name, str(target)])
 
 
