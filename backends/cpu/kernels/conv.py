@@ -112,15 +112,15 @@ def conv_tilings(conv: Conv, machine: Machine) -> list[ConvTiling]:
     """Tilings that fill the registers in different ways, in the order in which equally good ones are preferred."""
     computed = computed_in(conv.dtype)
     lanes = machine.lanes(computed)
+    found = []
     together = _together(conv, lanes)
     if together > 1:
         # Sums and the input's vectors take the same room.
         room = (machine.registers - 2) // 2
-        return [ConvTiling(1, min(room, conv.pixels or room), 1, lanes, 1, together)]
+        found.append(ConvTiling(1, min(room, conv.pixels or room), 1, lanes, 1, together))
     while lanes > 4 and lanes // 2 >= conv.outputs:
         lanes //= 2
     most = -(-conv.outputs // lanes)
-    found = []
     for vectors in (4, 2, 3, 1):
         # A register holds the number that is multiplied, `vectors` the filters' row.
         room = min((machine.registers - 1 - vectors) // vectors, 14 if vectors > 1 else 24)
@@ -162,8 +162,9 @@ def conv_cycles(conv: Conv, tiling: ConvTiling, machine: Machine) -> float:
         for width in widths:
             sums = height * width * tiling.vectors
             loads = height * width + tiling.vectors
-            # Each sum is four cycles under way, so a tile with few of them waits.
-            total += max(sums / 2, 4.0, row) + 0.15 * loads
+            # Each sum is four cycles under way, so a tile with few of them waits. A shuffle takes as long as an addition.
+            cycles = max(sums / 2, 4.0, row) + 0.15 * loads
+            total += cycles if tiling.together == 1 else max(sums, 4.0) / tiling.together
     return total * -(-conv.outputs // tiling.columns)
 
 
