@@ -232,4 +232,5 @@ class FoldIntoGemm(RulePass):
 
     name = "fold-into-gemm"
     exactness = "reassociates"
+    fuses = True
     rules = (TransposeIntoGemm, TransposeOfGemm, FactorOfGemm, FactorOfOperand, DifferenceWithGemm)

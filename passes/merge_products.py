@@ -204,4 +204,5 @@ class MergeProducts(RulePass):
 
     name = "merge-products"
     exactness = "reassociates"
+    fuses = True
     rules = (ProductOfProduct, ConstantTimesProduct, SumOfProducts)

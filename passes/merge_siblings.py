@@ -55,6 +55,7 @@ class MergeSiblings(Pass):
 
     name = "merge-siblings"
     exactness = "reassociates"
+    fuses = True
 
     always: bool = False
 
