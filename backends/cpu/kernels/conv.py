@@ -162,7 +162,7 @@ def conv_cycles(conv: Conv, tiling: ConvTiling, machine: Machine) -> float:
         for width in widths:
             sums = height * width * tiling.vectors
             loads = height * width + tiling.vectors
-            # Each sum is four cycles under way, so a tile with few of them waits. A shuffle takes as long as an addition.
+            # Each sum is four cycles under way, so a tile with few of them waits. A shuffle takes as long as a product.
             cycles = max(sums / 2, 4.0, row) + 0.15 * loads
             total += cycles if tiling.together == 1 else max(sums, 4.0) / tiling.together
     return total * -(-conv.outputs // tiling.columns)
