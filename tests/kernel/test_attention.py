@@ -7,17 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loop_running import WIDTHS, run_both, run_compiled
+from loop_running import run_both, run_compiled
 
 from tilewright.backends.cpu.kernels.attention import (
     Attention,
     attention_arguments,
+    attention_buffers,
     attention_scratch,
     attention_units,
     build_attention,
 )
 from tilewright.backends.cpu.machine import machine_of_width
-from tilewright.graph.dtypes import from_numpy
+from tilewright.graph.dtypes import DType, bf16, f16, from_numpy
 from tilewright.graph.kernel.interpreter import run_loops
 
 random = np.random.default_rng(21)
@@ -90,7 +91,8 @@ def planned(
         repeats=heads // k.shape[1], **options,
     )  # fmt: skip
     machine = machine_of_width(width)
-    known["scratch"] = np.zeros(attention_scratch(kernel, machine), q.dtype)
+    wide = attention_buffers(kernel)["scratch"].numpy
+    known["scratch"] = np.zeros(attention_scratch(kernel, machine), wide)
     known |= {"begin": 0, "end": attention_units(kernel, machine, batch, heads, queries), "thread": 0}
     names = attention_arguments(kernel)
     return build_attention("attention", kernel, machine), [known[name] for name in names], y, names
@@ -107,20 +109,20 @@ def check(
     )  # fmt: skip
     if options.get("masking", "plain") != "plain":
         expected = np.nan_to_num(expected, nan=0.0)
-    tolerance = 1e-12 if q.dtype == np.float64 else 2e-5
+    tolerance = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}[q.dtype.name]
     sides = run_both(module, given, width) if both else [given]
     if not both:
         run_compiled(module, given, width)
     for side in sides:
         found = np.lib.stride_tricks.as_strided(side[0], y.shape, y.strides)
-        assert np.allclose(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+        assert np.allclose(found.astype(np.float64), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def heads_of(batch: int, heads: int, length: int, size: int, dtype: Any = np.float32) -> np.ndarray:
     return random.normal(size=(batch, heads, length, size)).astype(dtype)
 
 
-@pytest.mark.parametrize(("width", "static"), [(128, True), (256, False), (512, True), (512, False)])
+@pytest.mark.parametrize(("width", "static"), [(128, True), (256, False), (512, True)])
 @pytest.mark.parametrize(("queries", "keys", "size"), [(5, 7, 8), (19, 33, 5), (37, 18, 20), (1, 9, 8), (3, 40, 19)])
 def test_sizes(queries: int, keys: int, size: int, static: bool, width: int) -> None:
     q, k, v = heads_of(1, 2, queries, size), heads_of(1, 2, keys, size), heads_of(1, 2, keys, size + 3)
@@ -161,8 +163,7 @@ def test_masks(form: int, static: bool, queries: int) -> None:
     check(q, k, v, 256, static, mask=mask, masking="zero")
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("offset", [0, 3, -2])
+@pytest.mark.parametrize(("width", "offset"), [(128, 0), (256, 3), (512, -2), (512, 0)])
 @pytest.mark.parametrize("queries", [2, 37])
 def test_causal(queries: int, offset: int, width: int) -> None:
     q, k, v = heads_of(1, 1, queries, 8), heads_of(1, 1, 37, 8), heads_of(1, 1, 37, 8)
@@ -171,15 +172,23 @@ def test_causal(queries: int, offset: int, width: int) -> None:
 
 @pytest.mark.parametrize("queries", [1, 18])
 def test_shared_heads_softcap_and_double_precision(queries: int) -> None:
-    q, k, v = heads_of(2, 6, queries, 8), heads_of(2, 2, 20, 8), heads_of(2, 2, 20, 8)
+    q, k, v = heads_of(1, 4, queries, 8), heads_of(1, 2, 20, 8), heads_of(1, 2, 20, 8)
     check(q, k, v, 256, scale=0.3, softcap=2.0)
-    check(*(x.astype(np.float64) for x in (q, k, v)), 256, scale=0.3, softcap=2.0)
+    check(*(x.astype(np.float64) for x in (q, k, v)), 256, both=False, scale=0.3, softcap=2.0)
 
 
-@pytest.mark.parametrize("queries", [2, 19])
+@pytest.mark.parametrize("queries", [1, 18])
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+def test_narrow_floats_are_computed_in_f32(dtype: DType, queries: int) -> None:
+    q, k, v = (heads_of(1, 2, n, 9).astype(dtype.numpy) for n in (queries, 20, 20))
+    mask = random.normal(size=(queries, 20)).astype(dtype.numpy)
+    check(q, k, v, 256, scale=0.3, mask=mask)
+    check(q, k, v, 512, static=False, both=False, mask=random.random((queries, 20)) < 0.8, masking="zero")
+
+
 @pytest.mark.parametrize("masking", ["plain", "zero", "nan-to-zero"])
-@pytest.mark.parametrize("kind", ["float", "bool", "score", "causal"])
-def test_queries_without_keys(kind: str, masking: str, queries: int) -> None:
+@pytest.mark.parametrize(("kind", "queries"), [("float", 19), ("bool", 2), ("score", 19), ("causal", 2)])
+def test_queries_without_keys(kind: str, queries: int, masking: str) -> None:
     q, k, v = heads_of(1, 1, queries, 8), heads_of(1, 1, 150, 8), heads_of(1, 1, 150, 8)
     allowed = random.random((queries, 150)) < 0.5
     allowed[1] = False
@@ -214,7 +223,7 @@ def test_nothing_to_do(queries: int, keys: int) -> None:
     assert keys or np.all(y == 0)
 
 
-@pytest.mark.parametrize("queries", [2, 70])
+@pytest.mark.parametrize("queries", [2, 20])
 def test_work_can_be_shared_out_anywhere(queries: int) -> None:
     q, k, v = heads_of(1, 3, queries, 8), heads_of(1, 3, 20, 8), heads_of(1, 3, 20, 8)
     module, given, _, names = planned(q, k, v, 128)

@@ -26,6 +26,7 @@ from ....graph.core import Value
 from ....graph.dtypes import DType, bool_, i32, i64, u8
 from ....graph.kernel import vector_math
 from ....graph.kernel.loop_builder import LoopBuilder, Operand
+from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Module
 from ..machine import Machine
 from .exponential import exp_of_negative
@@ -91,8 +92,8 @@ _DIMS = ("batch", "head", "row", "element")
 
 
 def attention_buffers(kernel: Attention) -> dict[str, DType]:
-    """A mask of bools is read as bytes, each 0 or 1."""
-    buffers = dict.fromkeys(("y", "q", "k", "v", "scratch"), kernel.dtype)
+    """A mask of bools is read as bytes, each 0 or 1. Narrow floats are computed in f32."""
+    buffers = dict.fromkeys(("y", "q", "k", "v"), kernel.dtype) | {"scratch": computed_in(kernel.dtype)}
     if kernel.mask is not None:
         buffers["mask"] = u8 if kernel.mask is bool_ else kernel.mask
     return buffers
@@ -137,7 +138,8 @@ class _Shape:
 
     @staticmethod
     def of(kernel: Attention, machine: Machine) -> _Shape:
-        lanes = machine.lanes(kernel.dtype)
+        wide = computed_in(kernel.dtype)
+        lanes = machine.lanes(wide)
         vectors = 1 if kernel.queries is not None and kernel.queries <= lanes else 2
         rows = min((machine.registers - 4) // 2, 14)
         keys = _KEYS
@@ -147,8 +149,8 @@ class _Shape:
         columns = vectors * lanes
         return _Shape(
             lanes, vectors, rows, keys,
-            strip_size(columns, kernel.size, kernel.dtype, lanes),
-            strip_size(columns, keys, kernel.dtype, lanes) if _has_own_rows(kernel) else 0,
+            strip_size(columns, kernel.size, wide, lanes),
+            strip_size(columns, keys, wide, lanes) if _has_own_rows(kernel) else 0,
             keys * columns, kernel.value_size * columns,
         )  # fmt: skip
 
@@ -181,8 +183,8 @@ class AttentionBase(Strided):
     """What both forms share: heads, scores as the kernel's options want them, results of queries without keys."""
 
     def __init__(self, name: str, kernel: Attention, machine: Machine) -> None:
-        super().__init__(name, machine, attention_buffers(kernel), attention_sizes(kernel), kernel.dtype)
-        self.kernel = kernel
+        self.kernel, self.wide = kernel, computed_in(kernel.dtype)
+        super().__init__(name, machine, attention_buffers(kernel), attention_sizes(kernel), self.wide)
 
     def head_views(self, head: Operand, rows: dict[str, Operand]) -> dict[str, Value]:
         """The tensors of one head, from row 0 on, or from that in `rows`. `head` counts through batches."""
@@ -212,7 +214,7 @@ class AttentionBase(Strided):
         b, kernel = self.b, self.kernel
         if kernel.mask is bool_:
             return b.select(b.ne(mask, 0), score, kernel.masked_score)
-        return b.add(score, b.cast(mask, kernel.dtype))  # type: ignore[no-any-return]
+        return b.add(score, b.cast(mask, self.wide))  # type: ignore[no-any-return]
 
     def greatest(self, x: Value, y: Value) -> Value:
         """The greater of two, or x if y is NaN."""
@@ -249,19 +251,30 @@ class _AttentionBuilder(AttentionBase):
         self.scores = b.view(own, place + shape.mask)
         self.result = b.view(own, place + shape.mask + shape.scores)
         self.correction = b.view(own, place + shape.mask + shape.scores + shape.result)
-        if self.kernel.mask is bool_ and shape.mask:
-            self.mask_tile = b.alloc(u8, shape.mask + 64)
+        buffers = attention_buffers(self.kernel)
+        if shape.mask and buffers["mask"] is not self.wide:
+            self.mask_tile = b.alloc(buffers["mask"], shape.mask + 64)
+        self.narrow = b.alloc(self.kernel.dtype, shape.strip + 64) if self.kernel.dtype is not self.wide else None
         with b.loop(b["begin"], b["end"]) as unit:
             first = b.mul(b.rem(unit, blocks), shape.columns)
             rows = b.min(b.sub(queries, first), shape.columns)
             head = b.div(unit, blocks)
             self.ask(head, first, b.rem(unit, blocks))
-            few = b.le(rows, shape.lanes)
             b.branch(
-                few if shape.vectors > 1 else True,
+                self.is_small(rows),
                 lambda: self.block(head, first, rows, 1),
                 lambda: self.block(head, first, rows, shape.vectors),
             )
+
+    def is_small(self, rows: Operand) -> Operand:
+        """Whether one vector is enough for a block of queries; known, if no block or each block is so."""
+        shape, queries = self.shape, self.kernel.queries
+        if shape.vectors == 1:
+            return True
+        if queries is not None and not 0 < queries % shape.columns <= shape.lanes:
+            return False
+        small: Operand = self.b.le(rows, shape.lanes)
+        return small
 
     def block(self, head: Operand, first: Operand, rows: Operand, vectors: int) -> None:
         """`rows` queries from `first` on, in `vectors` vectors."""
@@ -269,7 +282,7 @@ class _AttentionBuilder(AttentionBase):
         columns = vectors * shape.lanes
         views = self.head_views(head, {"q": first, "y": first, "mask": first})
         self.pack_queries(views["q"], rows, columns)
-        vector = types.vector(kernel.dtype, shape.lanes)
+        vector = types.vector(self.wide, shape.lanes)
         with b.loop(0, kernel.value_size * columns, shape.lanes) as i:
             b.store(b.constant(0, vector), self.result, i)
         limit = self.size("keys")
@@ -326,11 +339,12 @@ class _AttentionBuilder(AttentionBase):
     def pack_queries(self, q: Value, rows: Operand, columns: int) -> None:
         b, kernel, lanes = self.b, self.kernel, self.shape.lanes
         strides = self.size("q_row"), self.size("q_element")
-        pack_strip(b, q, self.strip, rows, kernel.size, columns, *strides, lanes)
-        if kernel.scale == 1:
+        packed = self.strip if self.narrow is None else self.narrow
+        pack_strip(b, q, packed, rows, kernel.size, columns, *strides, lanes)
+        if kernel.scale == 1 and self.narrow is None:
             return
         with b.loop(0, kernel.size * columns, lanes) as i:
-            b.store(b.mul(b.load(self.strip, i, lanes), kernel.scale), self.strip, i)
+            b.store(b.mul(b.cast(b.load(packed, i, lanes), self.wide), kernel.scale), self.strip, i)
 
     # ---- products ----------------------------------------------------------------------------------------------------
 
@@ -402,20 +416,20 @@ class _AttentionBuilder(AttentionBase):
             sums = tile.accumulate(b, sums, b["count"], b["left"], places, row, b["strip"], 2, ahead)
             tile.finish(b, sums, Target(b["target"], [i * tile.columns for i in range(rows)], tile.columns))
 
-        more: dict[str, types.Type] = {"count": types.scalar(i64), "correction": types.buffer(self.kernel.dtype)}
+        more: dict[str, types.Type] = {"count": types.scalar(i64), "correction": types.buffer(self.wide)}
         return self.function("value", "v", rows, vectors, more, build)
 
     def function(self, stem: str, tensor: str, rows: int, vectors: int, more: dict[str, types.Type], build: Any) -> str:
         name = f"{stem}{rows}x{vectors}"
         if all(function.key.name != name for function in self.b.functions):
-            buffer = types.buffer(self.kernel.dtype)
+            given, buffer = types.buffer(self.kernel.dtype), types.buffer(self.wide)
             strides = {
                 f"{tensor}_{dim}": types.scalar(i64)
                 for dim in ("row", "element")
                 if self.sizes[f"{tensor}_{dim}"] is None
             }
-            b = LoopBuilder(name, left=buffer, strip=buffer, target=buffer, **strides, **more)
-            build(b, Tile(rows, vectors, self.shape.lanes, self.kernel.dtype))
+            b = LoopBuilder(name, left=given, strip=buffer, target=buffer, **strides, **more)
+            build(b, Tile(rows, vectors, self.shape.lanes, self.wide))
             self.b.include(b.finish())
         return name
 
@@ -527,7 +541,7 @@ class _AttentionBuilder(AttentionBase):
     def exponentials(self, count: Operand, base: Sequence[Value]) -> list[Value]:
         """Weights in the place of scores, and their sums, by two chains."""
         b, lanes, vectors = self.b, self.shape.lanes, len(base)
-        zero = b.constant(0, types.vector(self.kernel.dtype, lanes))
+        zero = b.constant(0, types.vector(self.wide, lanes))
 
         def weights(index: Operand, sums: Sequence[Value]) -> list[Value]:
             following = []
@@ -574,7 +588,8 @@ class _AttentionBuilder(AttentionBase):
         b = self.b
 
         def store(i: int) -> None:
-            b.store(block[i], y, b.add(b.mul(row + i, self.size("y_row")), start), mask)
+            value = b.cast(block[i], self.kernel.dtype)
+            b.store(value, y, b.add(b.mul(row + i, self.size("y_row")), start), mask)
 
         def every() -> None:
             for i in range(len(block)):

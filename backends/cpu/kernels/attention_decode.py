@@ -47,8 +47,8 @@ class _DecodeBuilder(AttentionBase):
             b.mul(part, kernel.scale) if kernel.scale != 1 else part
             for part in self.parts(views["q"], "q", kernel.size)
         ]
-        scalar = types.scalar(kernel.dtype)
-        zeros = [b.constant(0, types.vector(kernel.dtype, self.lanes))] * -(-kernel.value_size // self.lanes)
+        scalar = types.scalar(self.wide)
+        zeros = [b.constant(0, types.vector(self.wide, self.lanes))] * -(-kernel.value_size // self.lanes)
         start = [b.constant(-math.inf, scalar), b.constant(0, scalar), *zeros]
         with b.loop(0, limit, self.block_size, start) as state:
             count = b.min(b.sub(limit, state.index), self.block_size)
@@ -65,7 +65,8 @@ class _DecodeBuilder(AttentionBase):
         inverse = b.div(1.0, sums)
         for index, part in enumerate(result):
             mask = self.tail(kernel.value_size - index * self.lanes)
-            b.store(self.divided(part, inverse, sums), views["y"], index * self.lanes, mask)
+            value = b.cast(self.divided(part, inverse, sums), kernel.dtype)
+            b.store(value, views["y"], index * self.lanes, mask)
 
     def tail(self, count: int) -> Value | None:
         return None if count >= self.lanes else self.b.tail_mask(self.b.index(count), self.lanes)
@@ -80,7 +81,7 @@ class _DecodeBuilder(AttentionBase):
                 found.append(b.load(row, b.add(place, start), self.lanes, mask))
             else:
                 found.append(b.gather(row, b.add(b.mul(b.add(b.iota(self.lanes), start), stride), place), mask))
-        return found
+        return [self.widened(part) for part in found]
 
     def dot_products(self, k: Value, q: Sequence[Value], key: Operand, count: Operand) -> None:
         """The scores of `count` keys from `key` on."""
@@ -105,7 +106,7 @@ class _DecodeBuilder(AttentionBase):
     def adjust(self, views: dict[str, Value], key: Operand, count: Operand, greatest: Value) -> Value:
         """Apply cap and mask to the scores; the greatest, or `greatest` if that is greater."""
         b, kernel = self.b, self.kernel
-        lowest = b.constant(-math.inf, types.vector(kernel.dtype, self.lanes))
+        lowest = b.constant(-math.inf, types.vector(self.wide, self.lanes))
         with b.loop(0, count, self.lanes, [lowest]) as state:
             lanes = b.tail_mask(b.index(b.sub(count, state.index)), self.lanes)
             score = self.capped(b.load(self.scores, state.index, self.lanes, lanes))
@@ -131,7 +132,7 @@ class _DecodeBuilder(AttentionBase):
     def exponentials(self, count: Operand, base: Value) -> Value:
         """Weights in the place of scores, and their sum."""
         b = self.b
-        zero = b.constant(0, types.vector(self.kernel.dtype, self.lanes))
+        zero = b.constant(0, types.vector(self.wide, self.lanes))
         with b.loop(0, count, self.lanes, [zero]) as state:
             lanes = b.tail_mask(b.index(b.sub(count, state.index)), self.lanes)
             weight = exp_of_negative(b, b.sub(b.load(self.scores, state.index, self.lanes, lanes), base))
