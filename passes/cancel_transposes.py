@@ -213,7 +213,7 @@ class _Rewrite:
         for use in value.uses:
             if use.user in self.island.ops:
                 continue
-            if use.user.name == "transpose":
+            if permutation(use.user) is not None:
                 self._merge(use, plain)
                 continue
             if back is None:
