@@ -18,7 +18,7 @@ _CLEANUP = (
 )
 _LAST = "share-initializers,dce"
 # Bit-exact, too, but only worth a visit after the cleanup.
-_EXACT = "fold-pads,cancel-transposes,merge-transposes"
+_EXACT = "fold-pads,gathers-to-split,dce,cancel-transposes,merge-transposes"
 # Fused operators of the standard from what exporters make of them. Any order finds the same, but that what one pass
 # makes another may read: normalizations before groups of them, bounds before the lines that they clip.
 _RECOMPOSE = (

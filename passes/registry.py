@@ -34,6 +34,7 @@ BUILTIN: dict[str, str] = {
     "fuse-attention": "fuse_attention:FuseAttention",
     "fuse-for-onnxruntime": "fuse_for_onnxruntime:FuseForOnnxRuntime",
     "fuse-kernels": "fuse_kernels:FuseKernels",
+    "gathers-to-split": "gathers_to_split:GathersToSplitPass",
     "gradient": "training.gradient:Gradient",
     "infer-shapes": "infer_shapes:InferShapes",
     "inline-functions": "inline_functions:InlineFunctions",
