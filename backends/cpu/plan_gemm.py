@@ -19,6 +19,7 @@ from .kernels.gemm import Gemm, Tiling, arguments_of, build_gemm, choose_tiling,
 from .kernels.pack import packed_panels
 from .kernels.tile import Epilogue, EpilogueOperand
 from .plan_dot import dots, plan_dot
+from .plan_split import add_parts, in_parts, parts_of
 from .planner import Argument, Buffer, Planner, View, dtype_of, plans
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 class Product:
     """Stacks of matrices as views of one batch: a [batch, m, k], b [batch, k, n], c and extras [batch, m, n].
 
-    `weight` is the value of b if that is one constant matrix, `static` says that m is the same in every run.
+    `weight` is the constant behind b if that is one constant matrix, `static` says that m is the same in every run.
     """
 
     a: View
@@ -48,7 +49,7 @@ def plan_gemm(planner: Planner, op: Operation) -> None:
     a, b = planner.view(left), planner.view(right)
     c = planner.new(op.result)
     extras = tuple(planner.view(value).broadcast(shape) for value in extras_of(op))
-    weight = right if planner.is_known(right) and b.layout.rank == 2 else None
+    weight = planner.constant_behind(right) if b.layout.rank == 2 else None
     product = Product(
         a.broadcast((*shape[:-2], *a.shape[-2:])), b.broadcast((*shape[:-2], *b.shape[-2:])), c,
         extras, weight, planner.is_static(op.result),
@@ -60,18 +61,25 @@ def multiply(planner: Planner, op: Operation, product: Product) -> None:
     """Call the product of views; `op` has the epilogue."""
     product = _readable(planner, product)
     product = _as_one_matrix(product)
+    if dots(product):
+        plan_dot(planner, op, product, _epilogue(op, _operands(product)))
+        return
+    parts = parts_of(planner, product)
+    if parts > 1:
+        partial = planner.allocate((parts, *product.c.shape[-2:]), product.c.dtype)
+        _multiply(planner, None, in_parts(product, parts, partial))
+        add_parts(planner, op, product, partial)
+        return
+    _multiply(planner, op, product)
+
+
+def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
+    """Call the kernel; `op` has the epilogue, if there is one."""
     batch, m, n = product.c.shape[:-2], product.c.shape[-2], product.c.shape[-1]
     k = product.a.shape[-1]
     c_row = _row_stride(product.c)
-    machine, dtype = planner.machine, dtype_of(op.result)
-    b = product.b
-    operands = tuple(
-        EpilogueOperand(f"e{index}", view.dtype, None if view.strides[-2] else 0, view.strides[-1])
-        for index, view in enumerate(product.extras)
-    )
-    if dots(product):
-        plan_dot(planner, op, product, _epilogue(op, operands))
-        return
+    machine, dtype, b = planner.machine, product.c.dtype, product.b
+    operands = _operands(product)
     is_weight = product.weight is not None and b.layout.rank == 2
     # A single row, as when text is generated word by word, has code of its own though the number of rows changes.
     static_m = product.static or m == 1
@@ -96,7 +104,7 @@ def multiply(planner: Planner, op: Operation, product: Product) -> None:
         if panels is None:
             gemm = replace(gemm, n=None, k=None, b_k=None)
     name = f"gemm_{'m' if gemm.m is None else m}x{n}x{k}"
-    block = epilogue_of(op)
+    block = None if op is None else epilogue_of(op)
     key = (replace(gemm, epilogue=Epilogue(operands)), tiling, None if block is None else signature(block))
     compiled = planner.library.get(key, lambda name: build_gemm(name, gemm, tiling), name)
     given: dict[str, Argument] = {
@@ -153,8 +161,15 @@ def _row_stride(view: View) -> int:
     return view.strides[-2] if view.shape[-2] > 1 else view.shape[-1]
 
 
-def _epilogue(op: Operation, operands: tuple[EpilogueOperand, ...]) -> Epilogue:
-    block = epilogue_of(op)
+def _operands(product: Product) -> tuple[EpilogueOperand, ...]:
+    return tuple(
+        EpilogueOperand(f"e{index}", view.dtype, None if view.strides[-2] else 0, view.strides[-1])
+        for index, view in enumerate(product.extras)
+    )
+
+
+def _epilogue(op: Operation | None, operands: tuple[EpilogueOperand, ...]) -> Epilogue:
+    block = None if op is None else epilogue_of(op)
     if block is None:
         return Epilogue()
 

@@ -24,6 +24,8 @@ from .kernels.conv import (
     choose_conv_tiling,
     conv_arguments,
     conv_blocks,
+    conv_cycles,
+    conv_tilings,
     conv_units,
     packed_filters,
     part_bounds,
@@ -178,7 +180,7 @@ def as_matrix(planner: Planner, op: Operation, x: View, y: View, extras: Sequenc
     filters = planner.view(weight)
     outputs, channels = filters.shape[:2]
     b = filters.seen(Strided((channels, outputs), (filters.strides[1], filters.strides[0]), filters.layout.offset))
-    constant = weight if planner.is_known(weight) else None
+    constant = planner.constant_behind(weight)
     static = planner.is_static(op.result)
     multiply(planner, op, Product(matrices[0], b, matrices[1], tuple(matrices[2:]), constant, static))
     return True
@@ -229,7 +231,8 @@ def _filters(planner: Planner, weight: Value, groups: int) -> Filters:
     outputs, *rest = view.shape
     strides = (outputs // groups * view.strides[0], *view.strides)
     layout = Strided((groups, outputs // groups, *rest), strides, view.layout.offset)
-    return Filters(view.seen(layout), (weight,) if planner.is_known(weight) else None)
+    constant = planner.constant_behind(weight)
+    return Filters(view.seen(layout), None if constant is None else (constant, layout))
 
 
 def _convolve(
@@ -245,6 +248,9 @@ def _convolve(
         _layout(x, static), _layout(y, static), _epilogue(op, extras, static),
     )  # fmt: skip
     tiling = choose_conv_tiling(conv, machine)
+    if filters.key is None and tiling.together > 1:  # groups that share a vector are packed when compiling only
+        apart = [each for each in conv_tilings(conv, machine) if each.together == 1]
+        tiling = min(apart, key=lambda each: conv_cycles(conv, each, machine))
     key = ("conv", _without_body(conv), tiling, _signature(op))
     name = f"conv_{'x'.join(map(str, window.kernel))}_{conv.channels}_{conv.outputs}"
     compiled = planner.library.get(key, lambda name: build_conv(name, conv, tiling), name)
@@ -275,7 +281,7 @@ def plan_conv_transpose(planner: Planner, op: Operation) -> None:
     y = planner.new(op.result, order)
     extras = [readable(planner, planner.view(value).broadcast(shape)) for value in extras_of(op)]
     static = planner.is_static(op.result) and planner.is_static(source)
-    groups = int(op.attr("group"))
+    groups, constant = int(op.attr("group")), planner.constant_behind(weight)
     for phase in phases:
         first, extents = phase.first[3 - rank :], phase.extents[3 - rank :]
         views = [_every(view, first, window.strides, extents) for view in (y, *extras)]
@@ -283,7 +289,8 @@ def plan_conv_transpose(planner: Planner, op: Operation) -> None:
             _untouched(planner, op, views)
             continue
         start = sum(place * stride for place, stride in zip(phase.start[3 - rank :], x.strides[2:], strict=True))
-        filters = Filters(_phase_filters(w, phase, groups), (weight, phase) if planner.is_known(weight) else None)
+        own = _phase_filters(w, phase, groups)
+        filters = Filters(own, None if constant is None else (constant, own.layout))
         _convolve(planner, op, phase.window, (x, *views), start, filters, static)
 
 
@@ -485,10 +492,12 @@ def _pack_now(planner: Planner, w: View, conv: Conv, tiling: ConvTiling) -> View
 
 def _packed_taps(planner: Planner, weight: Value, kernel: Depthwise, tiling: DepthwiseTiling) -> View:
     """Filters [channels, 1, *kernel] as the depthwise kernel reads them: [taps, channels], filled up with zeros."""
-    if planner.is_known(weight):
-        key = ("taps", weight, kernel.window, tiling)
+    constant = planner.constant_behind(weight)
+    if constant is not None:
+        filters = _filters(planner, weight, 1)
+        key = ("taps", constant, filters.view.layout, tiling)
         if key not in planner.shared.packed:
-            planner.shared.packed[key] = packed_taps(planner.known(weight), kernel, tiling)
+            planner.shared.packed[key] = packed_taps(filters.array(), kernel, tiling)
         return planner.constant(planner.shared.packed[key], computed_in(kernel.dtype))
     w, taps = planner.contiguous(planner.view(weight)), kernel.window.taps
     width = -(-kernel.channels // tiling.lanes) * tiling.lanes

@@ -193,6 +193,15 @@ class Planner:
     def is_known(self, value: Value) -> bool:
         return value in self._known or data_of(value) is not None
 
+    def constant_behind(self, value: Value) -> Value | None:
+        """The constant of the model that `value` is a view of, whose memory it lies in; None if it is computed."""
+        view = self.view(value)
+        root = value
+        while root.producer is not None and isinstance(root.producer.definition, ViewOp):
+            root = root.producer.operand_values[0]
+        is_same = data_of(root) is not None and self.view(root).storage is view.storage
+        return root if is_same else None
+
     def is_static(self, value: Value) -> bool:
         """Whether all sizes of the value are the same in every run, so that code can be made for them."""
         return isinstance(value.type, TensorType) and value.type.is_static

@@ -1,8 +1,18 @@
 """All planners of kernels; importing this registers them."""
 
-from . import plan_attention, plan_concat, plan_gemm, plan_map, plan_moves, plan_resample, plan_rows, plan_windows
+from . import (
+    plan_attention,
+    plan_concat,
+    plan_gemm,
+    plan_map,
+    plan_moves,
+    plan_recurrent,
+    plan_resample,
+    plan_rows,
+    plan_windows,
+)
 
 __all__ = [
-    "plan_attention", "plan_concat", "plan_gemm", "plan_map", "plan_moves", "plan_resample", "plan_rows",
-    "plan_windows",
+    "plan_attention", "plan_concat", "plan_gemm", "plan_map", "plan_moves", "plan_recurrent", "plan_resample",
+    "plan_rows", "plan_windows",
 ]  # fmt: skip

@@ -25,7 +25,8 @@ Lowering: TypeAlias = "Callable[[Operation, KernelBuilder], Sequence[Value] | No
 _Function = TypeVar("_Function", bound="Callable[..., object]")
 _rules: dict[tuple[str, str], Lowering] = {}
 _FAMILIES = (
-    "attention", "convolution", "elementwise", "indexing", "matmul", "movement", "normalization", "reduction",
+    "attention", "convolution", "elementwise", "indexing", "matmul", "movement", "normalization", "recurrent",
+    "reduction",
 )  # fmt: skip
 _loaded: list[str] = []
 

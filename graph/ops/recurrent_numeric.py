@@ -35,7 +35,7 @@ def recur(op: Operation, operands: Sequence[Any], cell: Callable[[Cell], Step], 
     length, batch = inputs.shape[:2]
     hidden = r.shape[2]
     counts = np.full(batch, length) if lengths is None else np.asarray(lengths)
-    places = _places(op, length, counts)
+    places_ = places(str(op.attr("direction")), length, counts)
     outputs = np.zeros((length, len(w), batch, hidden), inputs.dtype)
     final: list[list[np.ndarray]] = [[] for _ in range(states)]
     functions = _activations(op, len(w))
@@ -43,7 +43,7 @@ def recur(op: Operation, operands: Sequence[Any], cell: Callable[[Cell], Step], 
         step = cell(Cell.of(op, direction, (r, bias, rest[2]), functions[direction]))
         current = [_initial(rest[k], direction, batch, hidden, inputs.dtype, batch_first) for k in range(states)]
         projected = inputs @ summable(w[direction]).T
-        for time, place in enumerate(places[direction]):
+        for time, place in enumerate(places_[direction]):
             going = (time < counts)[:, None]
             after = step(projected[place, np.arange(batch)], current)
             current = [np.where(going, new, old) for new, old in zip(after, current, strict=True)]
@@ -58,11 +58,11 @@ def recur(op: Operation, operands: Sequence[Any], cell: Callable[[Cell], Step], 
     return tuple(result.astype(x.dtype) for result in (outputs, *stacked))
 
 
-def _places(op: Operation, length: int, counts: np.ndarray) -> list[np.ndarray]:
+def places(direction: str, length: int, counts: np.ndarray) -> list[np.ndarray]:
     """Per direction, [length, batch]: which time each batch row reads at each step."""
     forward = np.repeat(np.arange(length)[:, None], len(counts), axis=1)
     backward = np.where(forward < counts, counts - 1 - forward, forward)
-    return {"forward": [forward], "reverse": [backward], "bidirectional": [forward, backward]}[op.attr("direction")]
+    return {"forward": [forward], "reverse": [backward], "bidirectional": [forward, backward]}[direction]
 
 
 def _initial(given: Any, direction: int, batch: int, hidden: int, dtype: np.dtype, batch_first: bool) -> np.ndarray:
@@ -170,22 +170,38 @@ _FUNCTIONS: dict[str, tuple[tuple[float, ...], Callable[..., np.ndarray]]] = {
 _DEFAULTS = {"RNN": ["tanh"], "GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
 
 
-def _activations(op: Operation, directions: int) -> list[list[Function]]:
-    """Per direction its functions. `activation_alpha` and `_beta` are used up in order by those that have one."""
+def activations(op: Operation) -> list[tuple[str, float, float]]:
+    """The functions of all directions, one after the other: names in small letters, alpha and beta.
+
+    `activation_alpha` and `_beta` are used up in order by those that have one. Raises ExecutionError.
+    """
     # The schema's own default for RNN has a second activation for a second direction that may not be there.
+    directions = 2 if op.attr("direction") == "bidirectional" else 1
     given = op.attributes.get("activations") or _DEFAULTS[op.op_type] * directions
     names = [str(name).lower() for name in given]
     count = len(_DEFAULTS[op.op_type])
     if len(names) != count * directions:
         raise ExecutionError("run/activations", f"{op.name} needs {count * directions} activations, got {len(names)}")
     alphas, betas = list(op.attr("activation_alpha") or ()), list(op.attr("activation_beta") or ())
-    functions = [_bound(op, name, alphas, betas) for name in names]
-    return [functions[start : start + count] for start in range(0, len(functions), count)]
+    found = []
+    for name in names:
+        if name not in _FUNCTIONS:
+            raise ExecutionError("run/activations", f"{op.name} has no activation called {name!r}")
+        defaults, _ = _FUNCTIONS[name]
+        used = [queue.pop(0) if queue else default for queue, default in zip((alphas, betas), defaults, strict=False)]
+        alpha, beta = [*used, 0.0, 0.0][:2]
+        found.append((name, alpha, beta))
+    return found
 
 
-def _bound(op: Operation, name: str, alphas: list[float], betas: list[float]) -> Function:
-    if name not in _FUNCTIONS:
-        raise ExecutionError("run/activations", f"{op.name} has no activation called {name!r}")
+def activation(name: str, alpha: float, beta: float) -> Function:
+    """The function of an activation with its parameters; those that it does not have are ignored."""
     defaults, function = _FUNCTIONS[name]
-    given = [queue.pop(0) if queue else default for queue, default in zip((alphas, betas), defaults, strict=False)]
-    return lambda x: np.asarray(function(x, *given))
+    return lambda x: np.asarray(function(x, *(alpha, beta)[: len(defaults)]))
+
+
+def _activations(op: Operation, directions: int) -> list[list[Function]]:
+    """Per direction its functions."""
+    functions = [activation(*each) for each in activations(op)]
+    count = len(functions) // directions
+    return [functions[start : start + count] for start in range(0, len(functions), count)]

@@ -125,6 +125,24 @@ def _padded(kernel: Recurrent, machine: Machine) -> int:
     return max(_panel_units(kernel, machine, len(gates)) for gates in _phases(kernel))
 
 
+@dataclass(frozen=True)
+class Panels:
+    """Recurrent weights of `gates` in packed order: `count` panels of `width` units, [panel, k, gate, unit]."""
+
+    gates: tuple[int, ...]
+    count: int
+    width: int
+
+
+def recurrence_panels(kernel: Recurrent, machine: Machine) -> list[Panels]:
+    """How the recurrent weights of one direction are packed, group after group."""
+    found = []
+    for group in _phases(kernel):
+        vectors, panels = _panel(kernel, machine, len(group))
+        found.append(Panels(group, panels, vectors * machine.lanes(kernel.dtype)))
+    return found
+
+
 def packed_recurrence(kernel: Recurrent, weights: np.ndarray, machine: Machine) -> np.ndarray:
     """R [directions, gates * hidden, hidden] in the order in which the kernel reads it; flat."""
     hidden, parts = kernel.hidden, []
