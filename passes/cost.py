@@ -34,8 +34,9 @@ from ..graph.types import TensorType
 if TYPE_CHECKING:
     from ..graph.module import Module
 
-# What an unknown size counts as, unless it is given: neither 1, where all that broadcasts would look alike, nor large.
-UNKNOWN_SIZE = 16
+# What an unknown size counts as, unless it is given: not 1, where all that broadcasts would look alike, and enough for
+# what halves an image six times.
+UNKNOWN_SIZE = 64
 # An integer constant of fewer elements is a list of axes or sizes.
 _SHORT_LIST = 64
 _VIEWS = frozenset({"reshape", "flatten", "squeeze", "unsqueeze", "identity"})
@@ -90,12 +91,13 @@ class ModelCost:
         return cls(Cost(**facts["alone"]), Cost(**facts["fused"]))
 
 
-def model_cost(module: Module, sizes: Mapping[str, int] | None = None) -> ModelCost:
+def model_cost(module: Module, sizes: Mapping[str, int] | None = None, inferred: bool = False) -> ModelCost:
     """The cost of one run of `module`; `sizes` gives sizes by name, others count as `UNKNOWN_SIZE`.
 
-    Types that are not known are inferred first, in a copy.
+    `inferred`: types are those that `infer-shapes` gave, and later passes. Otherwise they are inferred in a copy, where
+    sizes are open: the claims of a file do not say how its sizes depend on each other.
     """
-    module = _typed(module)
+    module = module if inferred else _typed(module)
     sized = _Sizes(sizes or {})
     blocks = list(_blocks(module.main.block))
     alone = (_cost([op], sized) for block in blocks for op in _working(block))
@@ -105,7 +107,7 @@ def model_cost(module: Module, sizes: Mapping[str, int] | None = None) -> ModelC
 
 def _typed(module: Module) -> Module:
     values = [result for op in module.main.walk() for result in op.results]
-    if all(isinstance(value.type, TensorType) and value.type.shape is not None for value in values):
+    if all(isinstance(value.type, TensorType) and value.type.is_static for value in values):
         return module
     from ..graph.clone import clone_module
     from .context import PassContext

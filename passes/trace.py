@@ -40,6 +40,7 @@ class Trace:
             old.unlink()
         self._file = (self.directory / FILE_NAME).open("w", encoding="utf-8")
         self._pass_number = 0
+        self._inferred = False
         snapshot = self._snapshot(module, "input")
         self._write(
             {
@@ -48,7 +49,7 @@ class Trace:
                 "tilewright": __version__,
                 "pipeline": pipeline,
                 "snapshot": snapshot,
-                "cost": _cost(module),
+                "cost": self._cost(module),
             }
         )
 
@@ -90,6 +91,7 @@ class Trace:
     def end_pass(
         self, module: Module, name: str, changed: bool, seconds: float, ops_before: int, ops_after: int
     ) -> None:
+        self._inferred = self._inferred or name == "infer-shapes"
         self._write(
             {
                 "kind": "end-pass",
@@ -100,7 +102,7 @@ class Trace:
                 "ops_before": ops_before,
                 "ops_after": ops_after,
                 "snapshot": self._snapshot(module, name) if changed else None,
-                "cost": _cost(module) if changed else None,
+                "cost": self._cost(module) if changed else None,
             }
         )
 
@@ -108,6 +110,10 @@ class Trace:
         """The last line; `error` is the message of what stopped the pipeline."""
         self._write({"kind": "end", "seconds": round(seconds, 9), "error": error})
         self._file.close()
+
+    def _cost(self, module: Module) -> dict[str, Any] | None:
+        """What a run of `module` costs; None below the level of tensors."""
+        return model_cost(module, inferred=self._inferred).to_dict() if module.level == "onnx" else None
 
     def _snapshot(self, module: Module, name: str) -> str:
         file_name = f"{self._pass_number:03d}-{name}.tw"
@@ -117,11 +123,6 @@ class Trace:
     def _write(self, record: dict[str, Any]) -> None:
         self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
         self._file.flush()
-
-
-def _cost(module: Module) -> dict[str, Any] | None:
-    """What a run of `module` costs; None below the level of tensors."""
-    return model_cost(module).to_dict() if module.level == "onnx" else None
 
 
 def leaves(location: Location) -> list[str]:

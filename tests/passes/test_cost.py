@@ -203,3 +203,19 @@ def test_a_lower_level_has_no_cost(tmp_path: Path) -> None:
     model = built(lambda b: b.output(b.conv(b.input("x", f32[1, 2, 4, 4]), np.ones((2, 2, 3, 3), np.float32)), "y"))
     found = traced(model, "conv-to-gemm{mode=direct}", tmp_path)
     assert found.after == found.before
+
+
+def test_what_a_file_claims_is_inferred_before_it_counts(tmp_path: Path) -> None:
+    """A declared size that only has a name of its own would count as any unknown one."""
+
+    def build(b: Any) -> None:
+        x = b.input("x", f32["n", 3, "h", "w"])
+        b.output(b.relu(b.conv(x, np.ones((4, 3, 2, 2), np.float32), strides=(2, 2))), "y")
+
+    model = built(build)
+    conv = next(op for op in model.walk() if op.name == "conv")
+    fresh = [model.symbols.fresh() for _ in range(3)]
+    conv.result.type = conv.result.type.with_shape([fresh[0], 4, *fresh[1:]])
+    found = traced(model, "infer-shapes,remove-identity", tmp_path)
+    assert found.before == found.after
+    assert found.before.alone.flops == UNKNOWN_SIZE * 4 * (UNKNOWN_SIZE // 2) ** 2 * (2 * 3 * 4 + 1)
