@@ -19,11 +19,11 @@ from measure import table
 
 import tilewright
 from tilewright.backends.cpu.jit import compile_modules
-from tilewright.backends.cpu.kernels import move, recurrent, rows
+from tilewright.backends.cpu.kernels import indexed, move, recurrent, resample, rows, sort
 from tilewright.backends.cpu.kernels import reduce as reductions
 from tilewright.backends.cpu.kernels.strided import View
 from tilewright.backends.cpu.machine import machine
-from tilewright.graph.dtypes import f32
+from tilewright.graph.dtypes import f32, i64
 from tilewright.graph.module import Module
 
 Run = Callable[[], object]
@@ -180,6 +180,56 @@ def recurrence(kind: str, length: int, hidden: int) -> Case:
     return run, onnxruntime_of(build, {"x": x}), length * weights.size, length * hidden
 
 
+def gathered(count: int, width: int, chosen: int) -> Case:
+    """Rows of an embedding table."""
+    whole, part = filled(count, width), aligned(chosen, width)
+    indices = random.integers(0, count, chosen)
+    space = indexed.Indexed(f32, i64, (chosen, width), (0, 1), (width, 1), (1, 0))
+    given = {"whole": whole, "part": part, "indices": indices, "fault": np.zeros(2, np.int64), "step0": width}
+    given |= {"limit0": count, "begin": 0, "end": indexed.gather_units(indexed.Gather(space), (chosen, width))}
+    module = indexed.build_gather("gather", indexed.Gather(space), machine())
+    run = direct(module, [given.get(name, 0) for name in indexed.indexed_arguments(space)])
+    feeds = {"x": whole, "i": indices}
+    peer = onnxruntime_of(lambda b: b.gather(b.input("x", f32[count, width]), b.input("i", i64[chosen])), feeds)
+    return run, peer, part.size, part.size
+
+
+def resized(channels: int, size: int, mode: str) -> Case:
+    """Twice as wide and high, channels first."""
+    from tilewright.graph import opdef, types
+    from tilewright.graph.core import Operation
+    from tilewright.graph.ops.resize_numeric import matrices
+
+    x, y = filled(1, channels, size, size), aligned(1, channels, 2 * size, 2 * size)
+    scales = np.array([2, 2], np.float32)
+    op = Operation(opdef.lookup("", "Resize"), (), {"mode": mode, "axes": (2, 3)}, [types.UNKNOWN])
+    rows, columns = (resample.taps_of(matrix) for _, matrix in matrices(op, x.shape, None, scales, None))
+    kernel = resample.Resample(
+        f32, (channels,), 2 * size, 2 * size, size, 0, (size * size, size, 1), (4 * size * size, 2 * size, 1),
+        rows.count, columns.count, rows.copies and columns.copies,
+    )  # fmt: skip
+    given: dict[str, Any] = {
+        "y": y, "x": x, "row_index": rows.index, "row_weight": rows.weight, "column_index": columns.index,
+        "column_weight": columns.weight, "scratch": aligned(size + 16), "begin": 0,
+        "end": resample.resample_units((channels,), 2 * size), "thread": 0,
+    }  # fmt: skip
+    module = resample.build_resample("resample", kernel, machine())
+    run = direct(module, [given[name] for name in resample.resample_arguments(kernel)])
+    whole = np.array([1, 1, 2, 2], np.float32)
+    feeds = {"x": x}
+    peer = onnxruntime_of(lambda b: b.resize(b.input("x", f32[x.shape]), None, whole, mode=mode), feeds)
+    return run, peer, x.size, y.size
+
+
+def first_k(length: int, k: int) -> Case:
+    x = filled(1, length)
+    kernel = sort.Sort(f32, (1,), length, k, (length, 1), (k, 1), (k, 1), True, k <= 64)
+    room = np.zeros(sort.sort_scratch(kernel, length), np.int64)
+    run = direct(sort.build_sort("sort", kernel, machine()), [aligned(k), np.zeros(k, np.int64), x, room, 0, 1, 0])
+    peer = onnxruntime_of(lambda b: b.topk(b.input("x", f32[1, length]), [k], outputs=2)[0], {"x": x})
+    return run, peer, length, k
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "softmax 1536 x 128": lambda: row_case(rows.softmax(), 1536, 128, lambda b, x: b.softmax(x, axis=-1), False),
     "softmax 2364 x 197": lambda: row_case(rows.softmax(), 2364, 197, lambda b, x: b.softmax(x, axis=-1), False),
@@ -202,6 +252,11 @@ CASES: dict[str, Callable[[], Case]] = {
     "lstm of 100 steps, 128 units": lambda: recurrence("lstm", 100, 128),
     "lstm of 100 steps, 512 units": lambda: recurrence("lstm", 100, 512),
     "gru of 100 steps, 256 units": lambda: recurrence("gru", 100, 256),
+    "gather 128 of 30522 x 768": lambda: gathered(30522, 768, 128),
+    "resize 64 x 56 x 56, nearest": lambda: resized(64, 56, "nearest"),
+    "resize 64 x 56 x 56, linear": lambda: resized(64, 56, "linear"),
+    "first 50 of 8400": lambda: first_k(8400, 50),
+    "first 1000 of 20000": lambda: first_k(20000, 1000),
     "sum 2048 x 49, axis 1": lambda: reduction((2048, 49), 1),
     "sum 49 x 2048, axis 0": lambda: reduction((49, 2048), 0),
 }

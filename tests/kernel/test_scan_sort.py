@@ -107,6 +107,9 @@ def test_many(largest: bool) -> None:
     x = random.normal(size=(1, 3001)).astype(np.float32)
     check(x, 3001, largest, both=False)
     check(x, 50, largest, both=False)
+    check(x, 700, largest, both=False)
+    check(random.integers(0, 50, (2, 3000)), 100, largest, static=False, both=False)
+    check(random.integers(0, 3, (2, 300)).astype(np.float32), 70, largest)
 
 
 @pytest.mark.parametrize("largest", [False, True])

@@ -2,8 +2,8 @@
 
 Elements are compared by keys, integers whose order is theirs: NaN is beyond every number, -0 is 0, and for a descending
 order all bits are inverted, so that the lower index comes first among equals in both. A few are found by insertion:
-what is not below the k-th key so far is passed over, a vector at a time. Many are found by merging runs. Indices are
-i64.
+what is not below the k-th key so far is passed over, a vector at a time. Many are found by merging runs, of all
+elements or, if they are far fewer, of those whose keys' first bits may be among them. Indices are i64.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from .strided import Size, Strided, argument_names
 
 # Up to so many are found by insertion.
 _FEW = 64
+# Of many, keys are counted by so many first bits.
+_FIRST_BITS = 11
 
 
 @dataclass(frozen=True)
@@ -179,25 +181,61 @@ class _SortBuilder(Strided):
             b.store(b.cast(key, i64), room, i)
             b.store(i, room, b.add(length, i))
         one, zero = b.constant(1, types.scalar(i64)), b.constant(0, types.scalar(i64))
+        # Of many only those are sorted that may be among the first k.
+        few = b.lt(b.mul(self.size("k"), 4), length)
+        (count,) = b.branch(few, lambda: [self.candidates(room)], lambda: [b.index(length)])
         with b.loop(0, 63, 1, [one, zero]) as state:
             width, source = state.values
-            merges = b.lt(width, length)
+            merges = b.lt(width, count)
             target = b.sub(b.mul(length, 2), source)
-            with b.when(merges), b.loop(0, length, b.mul(width, 2)) as start:
-                self.merge(room, source, target, start, width)
+            with b.when(merges), b.loop(0, count, b.mul(width, 2)) as start:
+                self.merge(room, source, target, start, width, count)
             state.yields([b.select(merges, b.mul(width, 2), width), b.select(merges, target, source)])
         places = b.add(state.results[1], length)
         self.give(x, indices, lambda n: b.load(room, b.add(places, n)))
 
-    def merge(self, room: Value, source: Value, target: Value, start: Value, width: Value) -> None:
+    def candidates(self, room: Value) -> Value:
+        """Keep only keys whose first bits are not above those of the k-th lowest; how many there are.
+
+        Keys are counted by their first bits, as in the first step of a radix sort.
+        """
+        b, length, k = self.b, self.size("row0"), self.size("k")
+        zero = b.constant(0, types.scalar(i64))
+        counts = b.alloc(i64, 1 << _FIRST_BITS)
+
+        def group(key: Value) -> Value:
+            first: Value = b.add(b.shr(key, self.key.bits - _FIRST_BITS), 1 << (_FIRST_BITS - 1))
+            return first
+
+        with b.loop(0, 1 << _FIRST_BITS) as i:
+            b.store(0, counts, i)
+        with b.loop(0, length) as i:
+            place = group(b.load(room, i))
+            b.store(b.add(b.load(counts, place), 1), counts, place)
+        with b.loop(0, 1 << _FIRST_BITS, 1, [zero, zero]) as state:
+            below, last = state.values
+            # The groups before the one in which the k-th key lies have fewer than k keys in all.
+            more = b.lt(below, k)
+            total = b.add(below, b.load(counts, state.index))
+            state.yields([b.select(more, total, below), b.select(more, state.index, last)])
+        limit = state.results[1]
+        with b.loop(0, length, 1, [zero]) as kept:
+            key = b.load(room, kept.index)
+            b.store(key, room, kept[0])
+            b.store(kept.index, room, b.add(length, kept[0]))
+            kept.yields([b.add(kept[0], b.cast(b.le(group(key), limit), i64))])
+        found: Value = kept.results[0]
+        return found
+
+    def merge(self, room: Value, source: Value, target: Value, start: Value, width: Value, count: Operand) -> None:
         """Two neighbouring runs of `width` become one; of equal keys the left one comes first."""
         b, length = self.b, self.size("row0")
-        middle = b.min(b.add(start, width), length)
-        end = b.min(b.add(middle, width), length)
+        middle = b.min(b.add(start, width), count)
+        end = b.min(b.add(middle, width), count)
         with b.loop(start, end, 1, [start, middle]) as state:
             left, right = state.values
             mine = b.load(room, b.add(source, left))
-            other = b.load(room, b.add(source, b.min(right, b.sub(length, 1))))
+            other = b.load(room, b.add(source, b.min(right, b.sub(count, 1))))
             takes = b.and_(b.lt(left, middle), b.or_(b.le(end, right), b.le(mine, other)))
             chosen = b.select(takes, left, right)
             b.store(b.select(takes, mine, other), room, b.add(target, state.index))
