@@ -156,9 +156,10 @@ def _most_bytes(known: int, passes: str, opset: int | None, target: str, origina
     the user asked for, take more on their own."""
     from .passes.manager import PassManager
 
-    known = known or _Writer(target)(original)
-    if not passes and opset is None:
-        return known
+    if not known:
+        known = _Writer(target)(original)
+        if not passes and opset is None:
+            return known
     PassManager.parse(passes).run(original)
     if opset is not None:
         original.opsets[""] = opset
