@@ -20,7 +20,7 @@ from .kernels.pack import packed_panels
 from .kernels.tile import Epilogue, EpilogueOperand
 from .plan_dot import dots, plan_dot
 from .plan_split import add_parts, in_parts, parts_of
-from .planner import Argument, Buffer, Planner, View, dtype_of, plans
+from .planner import Argument, Buffer, Planner, View, plans
 
 if TYPE_CHECKING:
     from ...graph.kernel.loop_builder import LoopBuilder

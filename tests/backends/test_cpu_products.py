@@ -65,3 +65,22 @@ def test_narrow_floats_of_any_depth_share_no_partial_sums() -> None:
         x, y = (random.integers(-1, 2, shape).astype(np.float16) for shape in ((m, k), (k, n)))
         expected = (x.astype(np.float32) @ y.astype(np.float32)).astype(np.float16)
         assert np.array_equal(executable.run({"x": x, "y": y})["z"], expected)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(40, 30, 6000), (8, 64, 8192)])
+@pytest.mark.parametrize("is_weight", [True, False])
+def test_a_long_k_is_split(m: int, n: int, k: int, is_weight: bool) -> None:
+    """By sizes alone, so bits do not depend on the number of threads."""
+    for turns in ((False, False), (True, False), (False, True)):
+        left, right = ((k, m) if turns[0] else (m, k)), ((n, k) if turns[1] else (k, n))
+        kernels = kernels_of(left, right, turns, is_weight, False, True)
+        assert [name for name in kernels if name.startswith("add_")], kernels
+    x, y = random.standard_normal((m, k)).astype(np.float32), random.standard_normal((k, n)).astype(np.float32)
+    b = tilewright.Builder("split")
+    b.output(b.input("x", f32[m, k]) @ b.input("y", f32[k, n]), "z")
+    model = b.build()
+    one, *others = (
+        tilewright.compile(model, target="cpu", threads=threads).run({"x": x, "y": y})["z"] for threads in (1, 2, 5)
+    )  # fmt: skip
+    np.testing.assert_allclose(one, x.astype(np.float64) @ y, rtol=1e-3, atol=1e-3)
+    assert all(np.array_equal(one, other) for other in others)

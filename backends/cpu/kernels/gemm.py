@@ -38,8 +38,8 @@ from .tile import Epilogue, EpilogueOperand, Size, epilogue_body
 
 # A product is cut into so many units of work if it is large, whatever the number of threads.
 UNITS = 16
-# Steps of k between a prefetch and the use: at 14 cycles each, longer than the third-level cache takes.
-AHEAD = 32
+# Steps of k between a prefetch and the use: at 14 cycles each, longer than memory takes.
+AHEAD = 64
 # As many rows pay for copying a strip of B into the order in which it is read.
 _DIRECT_ROWS = 256
 _LINE, _WAYS = 64, 16
