@@ -93,7 +93,9 @@ class RuntimeAttention(OpRule):
                 "fuse-for-onnxruntime/nan", "attention gives NaN where an operand is NaN, not 0", found.op.location
             )
         own, wanted = shape_of(result) or (), shape_of(old) or ()
-        if not same_dims(own, wanted) and not equal_by_count(own, wanted):
+        if found.last.name == "transpose":
+            result = b.reshape(result, [0, 0, found.heads.queries, found.heads.value_size])
+        elif not same_dims(own, wanted) and not equal_by_count(own, wanted):
             target = reshape_target(own, wanted, open_positions=range(len(wanted)))
             assert target is not None
             result = b.reshape(result, target)
@@ -169,7 +171,10 @@ def _dims(value: Value | None, heads: int) -> tuple[Dim, Dim, int, int] | None:
 
 
 def _last(op: Operation, batch: Dim, length: Dim, width: int) -> Operation | None:
-    """The operation that puts heads side by side again: the attention itself, or a reshape after a transpose."""
+    """The operation that puts heads side by side again: the attention itself, or a reshape after a transpose.
+
+    The transpose alone where the reshape is not known to do that.
+    """
     shape = shape_of(op.results[0])
     if shape is not None and len(shape) == 3:
         return op
@@ -179,10 +184,10 @@ def _last(op: Operation, batch: Dim, length: Dim, width: int) -> Operation | Non
     reshape = _only_user(transpose.result, "reshape")
     found = shape_of(reshape.result) if reshape is not None else None
     if reshape is None or found is None:
-        return None
+        return transpose
     wanted = (batch, length, width)
     flat = len(found) == 2 and prove_equal(found[1], width) is True and prove_equal(found[0], batch * length) is True
-    return reshape if same_dims(found, wanted) or equal_by_count(found, wanted) or flat else None
+    return reshape if same_dims(found, wanted) or equal_by_count(found, wanted) or flat else transpose
 
 
 def _only_user(value: Value, name: str) -> Operation | None:

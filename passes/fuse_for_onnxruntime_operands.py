@@ -51,19 +51,21 @@ def pack(value: Value, dims: tuple[Dim, Dim, int, int]) -> Packed | None:
     if transpose is None or tuple(transpose.attr("perm") or ()) != HEADS_FIRST:
         return None
     split = transpose.operands[0]
-    reshape = made_by(split, "reshape")
-    if split is None or reshape is None or not same_dims(shape_of(split), dims):
+    if split is None or not same_dims(shape_of(split), dims):
         return None
-    source = reshape.operands[0]
+    # A reshape in the place of the transpose, if no better is found.
+    joined = Packed(lambda b: b.reshape(split, [0, 0, heads * size]), split)
+    reshape = made_by(split, "reshape")
+    source = reshape.operands[0] if reshape is not None else None
     own = shape_of(source)
     if source is None or own is None:
-        return None
+        return joined
     if same_dims(own, wanted) or equal_by_count(own, wanted):
         return Packed(lambda b: source, source)
     target = reshape_target(own, wanted)
     rows_fit = len(own) == 2 and prove_equal(own[1], wanted[2]) is True and prove_equal(own[0], product(wanted[:2]))
     if not rows_fit or target is None:
-        return None
+        return joined
     return Packed(lambda b: b.reshape(source, target), source)
 
 

@@ -1,4 +1,6 @@
-"""RotaryEmbedding as ONNX Runtime's own, for opsets that have none. Rule of fuse-for-onnxruntime.
+"""RotaryEmbedding as ONNX Runtime's own, for opsets that have none, and caches that are broadcast.
+
+Rule of fuse-for-onnxruntime. ONNX Runtime does not broadcast the caches of the standard's operator.
 
 Its caches have a row for each position, where the standard's may have one for each element of the batch: then the rows
 of all elements stand one after the other, and the positions count through them.
@@ -24,7 +26,7 @@ _FLOATS = ("f32", "f16")
 
 
 class RuntimeRotary(OpRule):
-    """rotary_embedding(x, cos, sin) -> RotaryEmbedding of com.microsoft, where the opset has none"""
+    """rotary_embedding(x, cos, sin) -> RotaryEmbedding of com.microsoft, where the standard's cannot be written"""
 
     name = "runtime-rotary"
     exactness = "reassociates"
@@ -35,7 +37,7 @@ class RuntimeRotary(OpRule):
 
     def when(self, m: Match) -> Verdict:
         x, cos, sin, positions = (m.root.input(index) for index in range(4))
-        if self.opset >= FIRST_OPSET:
+        if self.opset >= FIRST_OPSET and not m.root.attr("broadcast"):
             return m.fail("the opset has RotaryEmbedding", m.root)
         if any(str(m.dtype(value)) not in _FLOATS for value in (x, cos, sin)):
             return m.fail("ONNX Runtime's kernel takes f32 and f16", m.root)
