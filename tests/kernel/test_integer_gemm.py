@@ -17,6 +17,13 @@ from tilewright.backends.cpu.kernels.integer_gemm import (
     integer_units,
     packed_bytes,
 )
+from tilewright.backends.cpu.kernels.integer_pack import (
+    IntegerPack,
+    build_integer_pack,
+    pack_arguments,
+    pack_units,
+    packed_sizes,
+)
 from tilewright.backends.cpu.kernels.tile import Epilogue, EpilogueOperand
 from tilewright.backends.cpu.machine import machine_of_width
 from tilewright.graph import types
@@ -131,6 +138,30 @@ def test_work_can_be_shared_out_anywhere(parts: int) -> None:
         share = {"begin": thread * units // parts, "end": (thread + 1) * units // parts, "thread": thread}
         run_loops(module, [share.get(name, value) for name, value in zip(names, given, strict=True)])
     assert np.array_equal(given[0], expected_of(a, b))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_factor_that_is_not_constant_is_packed_alike(turned: bool, dtype: Any, width: int) -> None:
+    low = 0 if dtype is np.uint8 else -128
+    b = whole(low, low + 256, (2, 13, 37), dtype)
+    if turned:
+        b = np.ascontiguousarray(b.transpose(0, 2, 1)).transpose(0, 2, 1)
+    columns = 2 * width // 32
+    kernel = IntegerPack(columns, from_numpy(b.dtype), None, None if turned else 1)
+    count, padded = packed_sizes(kernel, 13, 37)
+    known = {
+        "words": np.full(2 * count, 99, np.int32), "sums": np.full(2 * padded, 99, np.int32), "k": 13, "n": 37,
+        "x": (b if b.base is None else b.base).reshape(-1), "k_stride": b.strides[1], "n_stride": b.strides[2],
+        "x_batch": b.strides[0], "words_batch": count, "sums_batch": padded, "begin": 0,
+        "end": pack_units(kernel, 37, 2), "thread": 0,
+    }  # fmt: skip
+    given = [known[name] for name in pack_arguments(kernel)]
+    ours, compiled = run_both(build_integer_pack("pack", kernel, machine_of_width(width)), given, width)
+    for found, expected in zip((ours[:2], compiled[:2]), [packed_bytes(b, columns)] * 2, strict=True):
+        assert np.array_equal(found[0], expected[0])
+        assert np.array_equal(found[1], expected[1])
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -6,8 +6,8 @@ with the sums of rows and columns:
 
     sum of (u - za) (s - zb) = sum of u s  -  za * sum of s  -  zb * (sum of u  -  k za)
 
-B lies in panels of words with the sums of its columns beside them (`packed_bytes`). Rows of
-A are brought into words block by block. A unit of work is a block of rows times a panel.
+B lies in panels of words with the sums of its columns beside them (`packed_bytes`, or the kernel of `integer_pack`).
+Rows of A are brought into words block by block. A unit of work is a block of rows times a panel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from .tile import Epilogue, EpilogueBody, Given, Size, Target, Tile
 # A size by name, inside a function of its own: a number, or that function's argument.
 SizeOf: TypeAlias = Callable[[str], Operand]
 
-_WORD = 4
+# Bytes of a word.
+WORD = 4
 # Tiles of a block of rows, whose words then are in the second-level cache.
 _TILES = 4
 
@@ -111,17 +112,17 @@ def integer_scratch(kernel: IntegerGemm, machine: Machine, k: int) -> int:
 def _words(k: int, machine: Machine) -> int:
     """Words of a row of A, with those that fill up the last vector."""
     lanes = machine.lanes(i32)
-    return -(-k // (_WORD * lanes)) * lanes
+    return -(-k // (WORD * lanes)) * lanes
 
 
 def packed_bytes(b: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """B [..., k, n] of bytes as words [..., panel, k / 4, column] for a tile's columns, and the sums of all columns."""
     *batch, k, n = b.shape
     signed = b.astype(np.int16) - (128 if b.dtype == np.uint8 else 0)
-    steps, panels = -(-k // _WORD), -(-n // columns)
-    padded = np.zeros((*batch, steps * _WORD, panels * columns), np.int8)
+    steps, panels = -(-k // WORD), -(-n // columns)
+    padded = np.zeros((*batch, steps * WORD, panels * columns), np.int8)
     padded[..., :k, :n] = signed
-    words = padded.reshape(*batch, steps, _WORD, panels, columns)
+    words = padded.reshape(*batch, steps, WORD, panels, columns)
     words = np.moveaxis(words, (-2, -4, -1, -3), (-4, -3, -2, -1))
     packed = on_cache_lines(words.size, np.dtype(np.int8))
     packed.reshape(words.shape)[...] = words
@@ -146,9 +147,9 @@ class _IntegerBuilder(Strided):
         m, n, k = (self.size(name) for name in "mnk")
         panels = b.div(b.add(n, tile.columns - 1), tile.columns)
         blocks = b.div(b.add(m, self.block - 1), self.block)
-        group = _WORD * self.lanes
+        group = WORD * self.lanes
         self.words = b.mul(b.div(b.add(k, group - 1), group), self.lanes)
-        self.steps = b.div(b.add(k, _WORD - 1), _WORD)
+        self.steps = b.div(b.add(k, WORD - 1), WORD)
         own = b.view(b["scratch"], b.mul(b["thread"], b.add(b.mul(b.add(self.words, 1), self.block), 16)))
         self.row_sums, self.packed = own, b.view(own, self.block)
         first, last = b.div(b["begin"], panels), b.div(b.add(b["end"], b.sub(panels, 1)), panels)
@@ -171,9 +172,9 @@ class _IntegerBuilder(Strided):
         with b.loop(0, rows) as row:
             place, target = b.add(a, b.mul(row, self.size("a_row"))), b.mul(row, self.words)
             with b.loop(0, self.words, lanes, [b.constant(0, ones.type)]) as state:
-                start = b.mul(state.index, _WORD)
-                mask = b.tail_mask(b.index(b.sub(k, start)), _WORD * lanes)
-                numbers = b.bitcast(b.load(b["a"], b.add(place, start), _WORD * lanes, mask), u8)
+                start = b.mul(state.index, WORD)
+                mask = b.tail_mask(b.index(b.sub(k, start)), WORD * lanes)
+                numbers = b.bitcast(b.load(b["a"], b.add(place, start), WORD * lanes, mask), u8)
                 if self.kernel.a is i8:
                     numbers = b.select(mask, b.xor(numbers, 128), b.constant(0, numbers.type))
                 words = self.as_words(numbers)
@@ -184,8 +185,8 @@ class _IntegerBuilder(Strided):
     def as_words(self, numbers: Value) -> Value:
         """Four neighbouring bytes in each lane, the first one lowest."""
         b, words = self.b, None
-        for byte in range(_WORD):
-            chosen = b.shuffle(numbers, numbers, range(byte, _WORD * self.lanes, _WORD))
+        for byte in range(WORD):
+            chosen = b.shuffle(numbers, numbers, range(byte, WORD * self.lanes, WORD))
             part = b.shl(b.cast(chosen, i32), 8 * byte)
             words = part if words is None else b.or_(words, part)
         assert words is not None
