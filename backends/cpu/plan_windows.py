@@ -43,10 +43,20 @@ from .kernels.depthwise import (
 )
 from .kernels.image import ImageEpilogue, ImageOperand, Layout, Window
 from .kernels.pool import Pool, build_pool, pool_arguments, pool_blocks, pool_units
+from .kernels.winograd import (
+    WinogradTiling,
+    build_winograd,
+    choose_winograd,
+    transformed_filters,
+    winograd_arguments,
+    winograd_panel_groups,
+    winograd_scratch,
+    winograd_units,
+)
 from .plan_gemm import Product, multiply
 from .plan_map import emit
 from .plan_moves import copy
-from .planner import Argument, Halo, Planner, View, channels_last, plans
+from .planner import Argument, Buffer, Halo, Planner, View, channels_last, plans
 
 if TYPE_CHECKING:
     from ...graph.kernel.loop_builder import LoopBuilder
@@ -247,6 +257,10 @@ def _convolve(
         window, x.shape[1] // groups, y.shape[1] // groups, y.dtype, groups, planes, rows, pixels,
         _layout(x, static), _layout(y, static), _epilogue(op, extras, static),
     )  # fmt: skip
+    fewer = None if filters.key is None else choose_winograd(conv, machine, rows=places[1], pixels=places[2])
+    if fewer is not None:
+        _convolve_winograd(planner, op, conv, fewer, (x, y, *extras), start, filters)
+        return
     tiling = choose_conv_tiling(conv, machine)
     if filters.key is None and tiling.together > 1:  # groups that share a vector are packed when compiling only
         apart = [each for each in conv_tilings(conv, machine) if each.together == 1]
@@ -260,6 +274,36 @@ def _convolve(
     arguments = [given[each] for each in conv_arguments(conv) if each not in ("begin", "end", "thread")]
     units = conv_units(conv, tiling, y.shape[0], places[0], blocks) if y.layout.size else 0
     planner.call(compiled, arguments, units, 2.0 * y.layout.size * conv.depth)
+
+
+def _convolve_winograd(
+    planner: Planner,
+    op: Operation,
+    conv: Conv,
+    tiling: WinogradTiling,
+    views: Sequence[View],
+    start: int,
+    filters: Filters,
+) -> None:
+    """Call Winograd's convolution, of constant filters."""
+    x, y, *extras = views
+    assert filters.key is not None
+    images, (_, rows, pixels) = y.shape[0], _three(y.shape[2:])
+    key = ("winograd", _without_body(conv), tiling, _signature(op))
+    name = f"winograd_{tiling.size}_{conv.channels}_{conv.outputs}"
+    compiled = planner.library.get(key, lambda name: build_winograd(name, conv, tiling), name)
+    place = ("winograd", *filters.key, tiling)
+    if place not in planner.shared.packed:
+        planner.shared.packed[place] = transformed_filters(filters.array(), conv, tiling)
+    packed = planner.constant(planner.shared.packed[place], conv.dtype)
+    groups = winograd_panel_groups(conv, tiling, images, rows, pixels, planner.threads)
+    given = _arguments(planner, start, x, y, extras)
+    given |= {"w": planner.buffer(packed), "scratch": Buffer(None), "panel_groups": groups}
+    arguments = [given[each] for each in winograd_arguments(conv) if each not in ("begin", "end", "thread")]
+    units = winograd_units(conv, tiling, images, rows, pixels, groups) if y.layout.size else 0
+    scratch = winograd_scratch(conv, tiling) * conv.dtype.numpy.itemsize
+    # A quarter of the products, at best.
+    planner.call(compiled, arguments, units, y.layout.size * conv.depth, scratch)
 
 
 @plans("kernel.conv_transpose")

@@ -39,7 +39,11 @@ class Map(KernelOp):
             raise kernel_fault(op, f"of {given} to {made} has a body of {taken} to {result_dtypes(block)}")
 
     def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
-        return [tuple(np.broadcast_shapes(*shapes))] * len(op.results)
+        try:
+            return [tuple(np.broadcast_shapes(*shapes))] * len(op.results)
+        except ValueError:
+            listed = ", ".join(str(list(shape)) for shape in shapes)
+            raise ValueError(f"cannot broadcast {listed} to one shape") from None
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:
         shape = np.broadcast_shapes(*(operand.shape for operand in operands))
