@@ -199,7 +199,7 @@ def _words(items: Iterable[str]) -> str:
 
 
 def compile(
-    model: ModelLike, target: str = "reference", threads: int | None = None, precision: str = "float32"
+    model: ModelLike, target: str = "cpu", threads: int | None = None, precision: str = "float32"
 ) -> Executable:
     """Make a model ready to run: `compile(model).run({"x": array})` gives `{"y": array}`.
 

@@ -67,7 +67,7 @@ class InferenceSession:
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[Mapping[str, Any]] | None = None,
         *,
-        target: str = "reference",
+        target: str = "cpu",
         threads: int | None = None,
         **options: Any,
     ) -> None:

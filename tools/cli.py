@@ -39,6 +39,7 @@ class CommandEntry(NamedTuple):
 
 # A static table, so that `tilewright --version` and `--help` import no command.
 COMMANDS = {
+    "bench": CommandEntry("bench:bench", "Time a model on the cpu target, beside other runtimes."),
     "diff": CommandEntry("diff:diff", "Show what differs between two models, or two steps of a trace."),
     "gradient": CommandEntry("gradient:gradient", "Extend a model by the gradient of an output."),
     "inspect": CommandEntry("inspect_model:inspect_model", "Inputs, outputs, operators, parameters, FLOPs, size."),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--output-dir", type=click.Path(file_okay=False), metavar="DIR", help="Write each output as DIR/NAME.npy."
 )
-@click.option("--target", default="reference", show_default=True, help="What runs the model.")
+@click.option("--target", default="cpu", show_default=True, help="What runs the model: cpu or reference.")
 @click.option("--threads", type=click.IntRange(1), help="Worker threads; default: what the process may use.")
 @click.option("--json", "as_json", is_flag=True, help="Report as JSON.")
 def run(**options: Any) -> None:

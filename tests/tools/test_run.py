@@ -22,7 +22,7 @@ def test_summary_of_made_up_inputs(command: Callable[..., Any], model: Path) -> 
     assert "input x" in done.out
     assert "made up" in done.out
     assert "f32[2, 3]" in done.out
-    assert "on reference" in done.out
+    assert "on cpu" in done.out
 
 
 def test_outputs_are_written(command: Callable[..., Any], model: Path, tmp_path: Path) -> None:

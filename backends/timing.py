@@ -1,0 +1,122 @@
+"""How fast a model runs here and elsewhere: interleaved runs on the same inputs, medians, ratios."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..graph.diagnostics import UsageError
+from ..graph.module import Module
+from .target import compile_module
+
+Feeds: TypeAlias = Mapping[str, Any]
+# Takes feeds, gives outputs by name.
+Runner: TypeAlias = Callable[[Feeds], Mapping[str, Any]]
+
+PEERS = ("onnxruntime", "openvino")
+WARM_UP = 2
+
+
+@dataclass
+class Timing:
+    """Milliseconds of each run of one runner; `largest_error` is max|a - b| / max|b| against the first peer."""
+
+    name: str
+    threads: int
+    milliseconds: list[float] = field(default_factory=list)
+    largest_error: float | None = None
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.milliseconds)
+
+
+def available_peers(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Of `names` those that are installed, and those that are not. Raises UsageError for one that nobody knows."""
+    for name in names:
+        if name not in PEERS:
+            raise UsageError("bench/peer", f"there is no peer {name!r} to compare with; there are {', '.join(PEERS)}")
+    found = [name for name in names if importlib.util.find_spec(name) is not None]
+    return found, [name for name in names if name not in found]
+
+
+def compare_times(
+    path: str | Path, module: Module, feeds: Feeds, peers: Sequence[str], threads: int, runs: int
+) -> list[Timing]:
+    """Time Tilewright's cpu target and `peers` in turn, `runs` times each, all in float32 on `threads` threads."""
+    makers: dict[str, Callable[[], Runner]] = {
+        "tilewright": lambda: compile_module(module, "cpu", threads).run,
+        "onnxruntime": lambda: _onnxruntime(path, threads),
+        "openvino": lambda: _openvino(path, threads),
+    }
+    names = ["tilewright", *peers]
+    runners = [makers[name]() for name in names]
+    timings = [Timing(name, threads) for name in names]
+    outputs: list[Mapping[str, Any]] = [{}] * len(names)
+    for round_index in range(runs + WARM_UP):
+        for index, runner in enumerate(runners):
+            started = time.perf_counter()
+            outputs[index] = runner(feeds)
+            if round_index >= WARM_UP:
+                timings[index].milliseconds.append((time.perf_counter() - started) * 1e3)
+    if len(names) > 1:
+        timings[0].largest_error = largest_error(outputs[0], outputs[1])
+    return timings
+
+
+def largest_error(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
+    """max|a - b| / max|b|, the largest of all outputs; infinite where shapes or places of NaN differ."""
+    worst = 0.0
+    for name, expected in theirs.items():
+        a, b = np.asarray(ours[name]), np.asarray(expected)
+        if a.dtype.kind in "OUS" or b.size == 0:
+            continue
+        if a.shape != b.shape:
+            return float("inf")
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        with np.errstate(all="ignore"):
+            difference = np.where(a == b, 0.0, np.abs(a - b))
+        if (np.isnan(a) != np.isnan(b)).any():
+            return float("inf")
+        worst = max(
+            worst, float(np.nanmax(difference, initial=0.0) / max(float(np.nanmax(np.abs(b), initial=0)), 1e-30))
+        )
+    return worst
+
+
+def _onnxruntime(path: str | Path, threads: int) -> Runner:
+    """ONNX Runtime with all of its optimizations, as users run it."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return lambda feeds: dict(zip(names, session.run(None, dict(feeds)), strict=True))
+
+
+def _openvino(path: str | Path, threads: int) -> Runner:
+    """OpenVINO in float32: left alone, it computes in bf16 where the processor can."""
+    import openvino  # type: ignore[import-not-found,unused-ignore]
+
+    core = openvino.Core()
+    settings = {
+        "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+    }  # fmt: skip
+    compiled = core.compile_model(str(path), "CPU", settings)
+    request = compiled.create_infer_request()
+
+    def run(feeds: Feeds) -> Mapping[str, Any]:
+        results = request.infer(dict(feeds))
+        return {port.get_any_name(): np.array(value) for port, value in results.items()}
+
+    return run

@@ -1,0 +1,39 @@
+"""tilewright bench: tables for people, JSON for programs, errors for bad usage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def test_json_has_medians_and_ratios(command: Callable[..., Any], model: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    done = command("bench", model, "--dim", "batch=2", "--runs", "3", "--threads", "1,2", "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert report["precision"] == "float32"
+    assert [timing["threads"] for timing in report["timings"]] == [1, 2]
+    for timing in report["timings"]:
+        ours, theirs = timing["median_ms"]["tilewright"], timing["median_ms"]["onnxruntime"]
+        assert timing["ratio"]["onnxruntime"] == pytest.approx(theirs / ours)
+        assert timing["largest_error"] < 1e-5
+
+
+def test_alone(command: Callable[..., Any], model: Path) -> None:
+    done = command("bench", model, "--dim", "batch=2", "--runs", "1", "--against", "none")
+    assert done.code == 0, done.err
+    assert "tilewright" in done.out
+    assert "onnxruntime" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"), [(["--against", "abacus"], "abacus"), (["--threads", "0"], "--threads")], ids=str
+)
+def test_bad_usage(command: Callable[..., Any], model: Path, arguments: list[str], words: str) -> None:
+    done = command("bench", model, *arguments)
+    assert done.code == 2
+    assert words in done.err

@@ -1,0 +1,125 @@
+"""`tilewright bench`: how fast a model runs on the cpu target, beside other runtimes in the same run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from tilewright.backends.timing import Timing
+
+
+@click.command("bench")
+@click.argument("model", type=click.Path())
+@click.option(
+    "--against", default="onnxruntime", show_default=True, metavar="NAMES", help="onnxruntime, openvino, or none."
+)
+@click.option(
+    "--threads", "thread_counts", default="1", show_default=True, metavar="COUNTS", help="1,2: one after the other."
+)
+@click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Runs of each, in turn.")
+@click.option("--input", "given", multiple=True, metavar="NAME=FILE", help="An input: x=x.npy, feeds.npz, rate=16000.")
+@click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="A size for made-up inputs: batch=1.")
+@click.option(
+    "--input-shape", "shapes", multiple=True, metavar="INPUT:DIMS", help="A shape for a made-up input: x:1,3,320,320."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="For made-up inputs.")
+@click.option("--json", "as_json", is_flag=True, help="Report as JSON.")
+def bench(**options: Any) -> None:
+    """Time MODEL (.onnx) on the cpu target and in other runtimes, in turn, in float32; medians and ratios.
+
+    \b
+    tilewright bench model.onnx --threads 1,2
+    tilewright bench model.onnx --against onnxruntime,openvino --dim batch=8 --json
+    """
+    execute(**options)
+
+
+def execute(
+    model: str,
+    against: str,
+    thread_counts: str,
+    runs: int,
+    given: tuple[str, ...],
+    dims: tuple[str, ...],
+    shapes: tuple[str, ...],
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Time and report."""
+    from tilewright.backends.feeds import FeedPlan
+    from tilewright.backends.model_source import open_model
+    from tilewright.backends.timing import available_peers, compare_times
+    from tilewright.graph.diagnostics import UsageError
+    from tilewright.tools._inputs import read_inputs, read_sizes
+    from tilewright.tools._show import console, print_json
+
+    if not all(count.strip().isdigit() and int(count) > 0 for count in thread_counts.split(",")):
+        raise UsageError("bench/threads", f"--threads takes numbers such as 1,2, not {thread_counts!r}")
+    asked = [name.strip() for name in against.split(",") if name.strip() not in ("", "none")]
+    peers, missing = available_peers(asked)
+    for name in missing:
+        console(stderr=True).print(f"{name} is not installed: not compared with", style="yellow")
+    module = open_model(model).module
+    plan = FeedPlan(module, *read_sizes(dims, shapes), read_inputs(module, given))
+    feeds = _accepted(module, plan, seed)
+    found = [compare_times(model, module, feeds, peers, int(count), runs) for count in thread_counts.split(",")]
+    if as_json:
+        print_json({"model": model, "precision": "float32", "runs": runs, "timings": [_facts(t) for t in found]})
+        return
+    _show(found, runs)
+
+
+def _accepted(module: Any, plan: Any, seed: int) -> dict[str, Any]:
+    """The first of the made-up inputs that the model runs with, or the error of the first."""
+    from tilewright.backends.target import compile_module
+    from tilewright.graph.diagnostics import ExecutionError
+
+    executable = compile_module(module, "cpu")
+    first: ExecutionError | None = None
+    for scenario in plan.scenarios():
+        feeds: dict[str, Any] = plan.feeds(scenario, seed)
+        try:
+            executable.run(feeds)
+        except ExecutionError as error:
+            first = first or error
+            continue
+        return feeds
+    assert first is not None, "a plan has at least one scenario"
+    raise first
+
+
+def _facts(timings: list[Timing]) -> dict[str, Any]:
+    ours = timings[0]
+    return {
+        "threads": ours.threads,
+        "median_ms": {timing.name: timing.median for timing in timings},
+        "ratio": {timing.name: timing.median / ours.median for timing in timings[1:]},
+        "largest_error": ours.largest_error,
+    }
+
+
+def _show(found: list[list[Timing]], runs: int) -> None:
+    from tilewright.tools._show import console, table
+
+    shown = table(
+        "threads", "runtime", "median ms", "least ms", "time / ours", title=f"float32, {runs} runs each, in turn"
+    )
+    for timings in found:
+        ours = timings[0]
+        for timing in timings:
+            ratio = "" if timing is ours else f"{timing.median / ours.median:.2f}"
+            shown.add_row(
+                str(timing.threads), timing.name, f"{timing.median:.2f}", f"{min(timing.milliseconds):.2f}", ratio
+            )
+    console().print(shown)
+    worst = max((timings[0].largest_error or 0.0 for timings in found), default=0.0)
+    if len(found[0]) > 1:
+        console().print(f"largest difference from {found[0][1].name}: {worst:.1e} of the largest element")
+
+
+if __name__ == "__main__":
+    from _script import run as run_script
+
+    run_script(bench)
