@@ -1,9 +1,9 @@
 """How near the cpu target's kernels come to the machine: products in % of the FMA peak, maps in % of copying.
 
-    python benchmarks/kernels.py [--seconds 3] [--against onnxruntime]
+    python benchmarks/kernels.py [--seconds 3] [--threads 1] [--against onnxruntime]
 
-The peak is measured by a kernel that only multiplies and adds in registers. All contestants run in turn on one thread;
-the best of each counts, in seconds of this thread, so that other processes disturb least. Read the ratios: on a busy
+The peak is measured by a kernel that only multiplies and adds in registers. All contestants run in turn; the best of
+each counts, on one thread in seconds of this thread, so that other processes disturb least. Read the ratios: on a busy
 machine the peak itself comes out low, and a figure above 100% only says so.
 """
 
@@ -26,7 +26,21 @@ from tilewright.graph import types
 from tilewright.graph.dtypes import f32, i64
 from tilewright.graph.kernel.loop_builder import LoopBuilder
 
-PRODUCTS = [(1024, 1024, 1024), (128, 768, 768), (128, 3072, 768), (128, 768, 3072), (3136, 64, 576), (196, 256, 2304)]
+# Large ones, those of BERT, GPT-2 and ViT, and what convolutions are as products.
+PRODUCTS = [
+    (1024, 1024, 1024), (2048, 2048, 2048), (128, 768, 768), (128, 3072, 768), (128, 768, 3072), (128, 2304, 768),
+    (197, 768, 768), (197, 3072, 768), (197, 768, 3072), (3136, 64, 576), (196, 256, 2304), (49, 512, 4608),
+]  # fmt: skip
+# Where the memory decides: few rows or columns.
+NARROW = [
+    (1, 768, 768),
+    (1, 3072, 768),
+    (1, 50257, 768),
+    (2, 3072, 768),
+    (4, 3072, 768),
+    (8, 3072, 768),
+    (4096, 1, 1024),
+]
 MAPS = {"add": lambda b, x: x + 1.0, "exp": lambda b, x: b.exp(x), "gelu": lambda b, x: b.gelu(x)}
 ELEMENTS = 1 << 24
 
@@ -59,51 +73,68 @@ def peak() -> tuple[Callable[[], None], float]:
     return run, 2.0 * repeat * sums * lanes
 
 
-def best_of(runs: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+def best_of(
+    runs: dict[str, Callable[[], object]], seconds: float, clock: Callable[[], float] = time.thread_time
+) -> dict[str, float]:
     """The shortest time of each, run in turn."""
     best = dict.fromkeys(runs, float("inf"))
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for name, run in runs.items():
-            started = time.thread_time()
+            started = clock()
             run()
-            best[name] = min(best[name], time.thread_time() - started)
+            best[name] = min(best[name], clock() - started)
     return best
 
 
-def onnxruntime_matmul(weight: np.ndarray, x: np.ndarray) -> Callable[[], object]:
+def onnxruntime_matmul(weight: np.ndarray, x: np.ndarray, threads: int = 1) -> Callable[[], object]:
     import onnxruntime
 
     b = tilewright.Builder("product")
     b.output(b.input("x", f32[x.shape]) @ weight, "y")
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
+    options.intra_op_num_threads = threads
     model = tilewright.to_proto(b.build()).SerializeToString()
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     return lambda: session.run(None, {"x": x})
 
 
-def product_row(m: int, n: int, k: int, seconds: float, against: bool) -> list[str]:
+def products(m: int, n: int, k: int, threads: int, against: bool) -> dict[str, Callable[[], object]]:
+    """A product with a constant right factor, by each contestant. numpy has one thread, so it runs only beside one."""
     random = np.random.default_rng(0)
     x, weight = (random.normal(size=shape).astype(np.float32) for shape in ((m, k), (k, n)))
     b = tilewright.Builder("product")
     b.output(b.input("x", f32[m, k]) @ weight, "y")
-    executable = tilewright.compile(b.build(), target="cpu", threads=1)
+    executable = tilewright.compile(b.build(), target="cpu", threads=threads)
     result = np.empty((m, n), np.float32)
-    registers, operations = peak()
-    runs: dict[str, Callable[[], object]] = {
-        "peak": registers,
-        "tilewright": lambda: executable.run({"x": x}),
-        "numpy": lambda: np.matmul(x, weight, out=result),
-    }
+    runs: dict[str, Callable[[], object]] = {"tilewright": lambda: executable.run({"x": x})}
+    if threads == 1:
+        runs["numpy"] = lambda: np.matmul(x, weight, out=result)
     if against:
-        runs["onnxruntime"] = onnxruntime_matmul(weight, x)
-    best = best_of(runs, seconds)
-    top = operations / best["peak"]
+        runs["onnxruntime"] = onnxruntime_matmul(weight, x, threads)
+    return runs
+
+
+def product_row(m: int, n: int, k: int, seconds: float, threads: int, against: bool) -> list[str]:
+    registers, operations = peak()
+    runs = {"peak": registers, **products(m, n, k, threads, against)}
+    best = best_of(runs, seconds, time.thread_time if threads == 1 else time.perf_counter)
+    top = threads * operations / best["peak"]
     rates = {name: 2.0 * m * n * k / best[name] for name in runs if name != "peak"}
     cells = [f"{m} x {n} x {k}", f"{top / 1e9:.0f}"]
     cells += [f"{rate / 1e9:.0f} ({100 * rate / top:.0f}%)" for rate in rates.values()]
     return [*cells, *(f"{rates['tilewright'] / rate:.2f}" for name, rate in rates.items() if name != "tilewright")]
+
+
+def narrow_row(m: int, n: int, k: int, seconds: float, threads: int, against: bool) -> list[str]:
+    """Bytes of the larger factor in a second, beside those that a sum over it reads."""
+    matrix = np.ones(max(m, n) * k, np.float32)
+    runs = {"reading": lambda: matrix.sum(), **products(m, n, k, threads, against)}
+    best = best_of(runs, seconds, time.thread_time if threads == 1 else time.perf_counter)
+    rates = {name: matrix.nbytes / best[name] for name in runs}
+    cells = [f"{m} x {n} x {k}", *(f"{rate / 1e9:.1f}" for rate in rates.values())]
+    others = [rate for name, rate in rates.items() if name not in ("reading", "tilewright")]
+    return [*cells, *(f"{rates['tilewright'] / rate:.2f}" for rate in others)]
 
 
 def map_row(name: str, seconds: float) -> list[str]:
@@ -119,13 +150,19 @@ def map_row(name: str, seconds: float) -> list[str]:
 
 @click.command()
 @click.option("--seconds", default=3.0, show_default=True, help="For each row.")
+@click.option("--threads", default=1, show_default=True, help="For products.")
 @click.option("--against", type=click.Choice(["onnxruntime"]), help="Another runtime to measure beside.")
-def main(seconds: float, against: str | None) -> None:
-    """Measure the cpu target's kernels on one thread."""
+def main(seconds: float, threads: int, against: str | None) -> None:
+    """Measure the cpu target's kernels."""
     in_plain_environment()
-    others = ["numpy", *([against] if against else [])]
-    columns = ["m x n x k", "peak GFLOP/s", "tilewright", *others, *(f"ratio to {other}" for other in others)]
-    table("Matrix products, float32", columns, [product_row(*size, seconds, bool(against)) for size in PRODUCTS])
+    others = [*(["numpy"] if threads == 1 else []), *([against] if against else [])]
+    ratios = [f"ratio to {other}" for other in others]
+    columns = ["m x n x k", "peak GFLOP/s", "tilewright", *others, *ratios]
+    rows = [product_row(*size, seconds, threads, bool(against)) for size in PRODUCTS]
+    table(f"Matrix products, float32, {threads} threads", columns, rows)
+    columns = ["m x n x k", "reading GB/s", "tilewright", *others, *ratios]
+    rows = [narrow_row(*size, seconds, threads, bool(against)) for size in NARROW]
+    table("The same with few rows or columns, GB/s of the larger factor", columns, rows)
     columns = ["map", "copy GB/s", "tilewright GB/s", "of copying"]
     table(f"Maps of {ELEMENTS} float32", columns, [map_row(name, seconds) for name in MAPS])
 

@@ -70,9 +70,9 @@ def test_workers_that_fell_asleep_are_woken(code: Code) -> None:
         program.run(workers)
         assert (program.x == 5 * round_index).all()
         deadline = time.monotonic() + 10
-        while not workers._sleeping and time.monotonic() < deadline:
+        while not workers._asleep[1] and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert workers._sleeping == 1
+        assert workers._asleep == [False, True]
 
 
 def test_a_caller_who_finds_the_pool_busy_runs_alone(code: Code) -> None:
