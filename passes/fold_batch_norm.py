@@ -98,6 +98,8 @@ def batch_norm_affine(m: Match, op: Operation) -> tuple[np.ndarray, np.ndarray] 
     scale, shift, mean, variance = (m.constant(value) for value in op.operands[1:5])
     if scale is None or shift is None or mean is None or variance is None:
         return m.fail("its parameters are not constants", op)
+    if scale.ndim != 1 or len({each.shape for each in (scale, shift, mean, variance)}) != 1:
+        return m.fail("its parameters do not have one length", op)
     s = scale.astype(np.float64) / np.sqrt(variance.astype(np.float64) + float(op.attr("epsilon")))
     return s, shift.astype(np.float64) - mean.astype(np.float64) * s
 

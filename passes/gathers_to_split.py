@@ -113,7 +113,7 @@ def _packed(m: Match) -> Packed | Mismatch:
     axis = normalized([m.root.attr("axis", 0)], len(axes))[0]
     split = len(shape) - 2
     rest = [place for place in axes[:axis] + axes[axis + 1 :] if place != -1]
-    if axes[axis] != split or rest != sorted(rest):
+    if not 0 <= axis < len(axes) or axes[axis] != split or rest != sorted(rest):
         return m.fail("the parts are not in the order of the packed tensor", m.root)
     own, (count, width) = m.shape(source), shape[-2:]
     if own is None or not isinstance(count, int) or not isinstance(width, int) or min(count, width) < 2:

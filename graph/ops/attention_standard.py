@@ -137,8 +137,10 @@ class StandardAttention:
         if lengths is not None and all(isinstance(length, int) for length in lengths):
             wide: Value = b.expand(mask, [lengths[0], 1 if own else lengths[1]])
         else:
-            keys = b.const([1]) if own else self._key_count()
-            wide = b.expand(mask, b.concat(b.shape(self.query, start=-2, end=-1), keys, axis=0))
+            rows = b.shape(self.query, start=-2, end=-1)
+            square = lengths is not None and prove_equal(*lengths) is True
+            keys = b.const([1]) if own else rows if square else self._key_count()
+            wide = b.expand(mask, b.concat(rows, keys, axis=0))
         found = shape_of_value(wide)
         # A mask is broadcast to the scores, never the other way round.
         if lengths is not None and found is not None and isinstance(wide.type, TensorType):
