@@ -21,9 +21,14 @@ from .kernels.tile import Epilogue, EpilogueOperand
 from .plan_dot import dots, plan_dot
 from .plan_split import add_parts, in_parts, parts_of
 from .planner import Argument, Buffer, Planner, View, plans
+from .tune_gemm import gemm_candidates, gemm_runner
 
 if TYPE_CHECKING:
     from ...graph.kernel.loop_builder import LoopBuilder
+
+
+# Multiply-adds from which on it matters how they are done.
+_WORTH_TUNING = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -89,20 +94,22 @@ def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
         machine, dtype, m if static_m else None, n if fixed else None, k if fixed_k else None, math.prod(batch),
         is_weight, b.strides[-1], b.strides[-2],
     )  # fmt: skip
-    panels = _packed(planner, product, tiling)
     space = collapse(batch, [view.layout.strides[:-2] for view in (product.a, b, product.c, *product.extras)])
-    rows = [list(strides) for strides in space.strides]
-    if panels is not None:
-        rows[1] = [0] * len(space.extents)
     gemm = Gemm(
         m=m if static_m else None, n=n, k=k, dtype=dtype, a_row=product.a.strides[-2], a_k=product.a.strides[-1],
-        c_row=c_row if static_m else None, b_packed=panels is not None, b_k=b.strides[-2],
+        c_row=c_row if static_m else None, b_packed=is_weight, b_k=b.strides[-2],
         b_column=b.strides[-1], batched=space.extents != (1,), epilogue=_epilogue(op, operands),
     )  # fmt: skip
     if not static_m:
         gemm = replace(gemm, a_row=None)
-        if panels is None:
+        if not is_weight:
             gemm = replace(gemm, n=None, k=None, b_k=None)
+    elif not batch:
+        tiling = _tuned(planner, gemm, (m, n, k), tiling)
+    panels = _packed(planner, product, tiling)
+    rows = [list(strides) for strides in space.strides]
+    if panels is not None:
+        rows[1] = [0] * len(space.extents)
     name = f"gemm_{'m' if gemm.m is None else m}x{n}x{k}"
     block = None if op is None else epilogue_of(op)
     key = (replace(gemm, epilogue=Epilogue(operands)), tiling, None if block is None else signature(block))
@@ -125,6 +132,16 @@ def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
         given["scratch"] = Buffer(None)
         arguments = [given[each] for each in arguments_of(gemm) if each not in ("begin", "end", "thread")]
         planner.call(compiled, arguments, units, 2.0 * m * n * max(k, 1) * space.extents[-1], scratch)
+
+
+def _tuned(planner: Planner, gemm: Gemm, sizes: tuple[int, int, int], default: Tiling) -> Tiling:
+    """The tiling that the executable's tuner chooses; `default` if it has none, or the product is small."""
+    tuner = planner.shared.tuner
+    if tuner is None or math.prod(sizes) < _WORTH_TUNING:
+        return default
+    plain = replace(gemm, epilogue=Epilogue())
+    candidates = gemm_candidates(planner.machine, plain, *sizes)
+    return tuner.choose(("gemm", plain, sizes), candidates, gemm_runner(planner.machine, plain, *sizes))
 
 
 def _readable(planner: Planner, product: Product) -> Product:

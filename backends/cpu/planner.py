@@ -29,6 +29,7 @@ from ...graph.types import TensorType
 if TYPE_CHECKING:
     from .library import Kernel, KernelLibrary
     from .segment import Segment
+    from .tuner import Tuner
 
 
 @dataclass(eq=False)
@@ -129,11 +130,13 @@ def has_plan(op: Operation) -> bool:
 
 @dataclass
 class Shared:
-    """What all plans of an executable share: compiled kernels, and weights packed for them."""
+    """What all plans of an executable share: compiled kernels, weights packed for them, and who chooses among kernels
+    (None: each kernel's own default)."""
 
     library: KernelLibrary
     threads: int
     packed: dict[Hashable, np.ndarray] = field(default_factory=dict)
+    tuner: Tuner | None = None
 
 
 class Planner:

@@ -73,17 +73,20 @@ def estimate(machine: Machine, gemm: Gemm, tiling: Tiling, m: int, n: int, k: in
     size = gemm.dtype.bits // 8
     blocks, depths = -(-m // tiling.block), max(1, -(-k // tiling.depth))
     width = tiling.columns * tiling.panels
-    tiles = -(-m // tiling.rows) * -(-n // width)
+    down = max(1, -(-m // tiling.rows))
+    tiles, height = down * -(-n // width), m / down  # rows are shared out evenly
     vectors = tiling.vectors * tiling.panels
-    step = max(tiling.rows * vectors, tiling.rows + vectors) / 2
-    cycles = tiles * (k * step + depths * (_TILE_CYCLES + 2 * tiling.rows * vectors))
+    step = max(height * vectors, height + vectors) / 2
+    cycles = tiles * (k * step + depths * (_TILE_CYCLES + 2 * height * vectors))
     a_bytes, b_bytes = m * k * size, n * k * size
     from_l2 = a_bytes * -(-n // width) + b_bytes * -(-m // tiling.rows)
     cycles += _NOT_HIDDEN * from_l2 / _L2_BYTES
     a_is_far, b_is_far = a_bytes > machine.l2 // 2, b_bytes > machine.l2 // 2
-    hidden = (_NOT_HIDDEN if tiling.fetch_a or tiling.pack_a else 1.0, _NOT_HIDDEN if tiling.ahead else 0.4)
+    hidden = (_NOT_HIDDEN if tiling.fetch_a or tiling.pack_a else 0.3, _NOT_HIDDEN if tiling.ahead else 0.4)
     cycles += hidden[0] * (a_bytes if a_is_far else 0) / _L3_BYTES
     cycles += hidden[1] * (b_bytes * blocks if b_is_far else 0) / _L3_BYTES
+    if tiling.fetch_a:
+        cycles *= 1.02
     if tiling.pack_a:
         cycles += a_bytes / 4
     if not gemm.b_packed and tiling.copy_b:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from loop_running import run_compiled
 
+import tilewright
+from tilewright.backends.cpu.executable import CpuExecutable
 from tilewright.backends.cpu.kernels.gemm import Gemm, build_gemm, scratch_elements, work_units
 from tilewright.backends.cpu.kernels.pack import packed_panels
 from tilewright.backends.cpu.machine import machine, machine_of_width
@@ -110,3 +112,19 @@ def test_a_product_is_tuned() -> None:
     measured = [each for each in choice["candidates"] if each["seconds"] is not None]
     assert len(measured) == 3
     assert all(0 < each["seconds"] < 1 for each in measured)
+
+
+@pytest.mark.parametrize("mode", ["off", "fast"])
+def test_an_executable_s_products_are_tuned(mode: str) -> None:
+    """With "off" a tuner takes the default or what its model likes better."""
+    random = np.random.default_rng(2)
+    x, w = (random.integers(-3, 4, shape).astype(np.float32) for shape in ((130, 100), (100, 200)))
+    b = tilewright.Builder("tuned")
+    b.output(b.relu(b.input("x", f32[130, 100]) @ w), "y")
+    executable = tilewright.compile(b.build(), target="cpu", threads=1)
+    assert isinstance(executable, CpuExecutable)
+    executable._shared.tuner = tuner = Tuner(machine(), mode)
+    executable._programs.clear()
+    assert np.array_equal(executable.run({"x": x})["y"], np.maximum(x @ w, 0))
+    [choice] = tuner.report()
+    assert choice["source"] == ("model" if mode == "off" else "measured")
