@@ -17,7 +17,7 @@ from ..graph.core import Operation, Value
 from ..graph.data import UnresolvedData
 from ..graph.dims import Dim, bounds, product, prove_equal
 from .fuse_attention_views import shape_of
-from .proofs import made_by, reshape_target, same_dims
+from .proofs import ints, made_by, reshape_target, same_dims
 from .rules import Match
 
 HEADS_FIRST = (0, 2, 1, 3)
@@ -107,24 +107,38 @@ def projection_of(m: Match, value: Value) -> Projection | None:
     """The projection that `value`, which has no other user, is, or is some columns of."""
     if value.use_count != 1:
         return None
-    producer = value.producer
-    if producer is None or producer.name != "split":
+    found = _columns(m, value)
+    if found is None:
         return _whole_projection(m, value)
-    source, shape = producer.operands[0], shape_of(producer.operands[0])
-    if source is None or shape is None or producer.attr("axis") not in (-1, len(shape) - 1):
-        return None
-    widths = [(shape_of(result) or (None,))[-1] for result in producer.results]
-    if source.use_count != 1 or not all(isinstance(width, int) for width in widths):
-        return None
+    source, columns = found
     whole = _whole_projection(m, source)
     if whole is None:
         return None
-    start = sum(width for width in widths[: value.index] if isinstance(width, int))
-    width = widths[value.index]
-    assert isinstance(width, int)
-    columns = slice(start, start + width)
     bias = None if whole.bias is None else whole.bias[columns]
     return Projection(whole.x, whole.weights[:, columns], bias)
+
+
+def _columns(m: Match, value: Value) -> tuple[Value, slice] | None:
+    """The tensor that `value` has some columns of, and which, if nobody needs it but for its columns."""
+    producer = made_by(value, "split", "slice")
+    source = producer.operands[0] if producer is not None else None
+    shape = shape_of(source)
+    if producer is None or source is None or not shape:
+        return None
+    if producer.name == "split":
+        widths = [(shape_of(result) or (None,))[-1] for result in producer.results]
+        known = [width for width in widths if isinstance(width, int)]
+        if source.use_count != 1 or len(known) < len(widths) or producer.attr("axis") not in (-1, len(shape) - 1):
+            return None
+        start = sum(known[: value.index])
+        return source, slice(start, start + known[value.index])
+    first, end, axis, step = (ints(m, producer.input(index)) for index in range(1, 5))
+    whole = shape[-1]
+    if any(user.name != "slice" for user in source.users) or axis not in ([-1], [len(shape) - 1]):
+        return None
+    if first is None or end is None or len(first) != 1 or step not in (None, [1]) or not isinstance(whole, int):
+        return None
+    return source, slice(*slice(first[0], end[0]).indices(whole))
 
 
 def _whole_projection(m: Match, value: Value) -> Projection | None:
@@ -139,7 +153,9 @@ def _whole_projection(m: Match, value: Value) -> Projection | None:
             if found is not None and found.ndim == 1 and inner is not None and product_side is not None:
                 bias, value, producer = found, product_side, inner
                 break
-    if producer is None or producer.name != "matmul" or value.use_count != 1:
+    if producer is None or producer.name != "matmul":
+        return None
+    if bias is not None and value.use_count != 1:
         return None
     x, weights = producer.operands[0], _constant(m, producer.operands[1])
     if x is None or weights is None or weights.ndim != 2 or (bias is not None and bias.shape[0] != weights.shape[1]):

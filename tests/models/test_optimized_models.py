@@ -100,6 +100,26 @@ def test_the_result_agrees_in_onnxruntime(name: str, path_of: Callable[[str], Pa
     assert "onnxruntime" in str(report).lower().replace(" ", ""), "run by something else"
 
 
+# The fewest nodes that onnxscript 0.7.2 (`optimize_for_ort`) or ONNX Runtime 1.32 (its optimizer of transformers)
+# leave, see `benchmarks/node_counts.py --target onnxruntime`.
+RUNTIME_PEERS = {
+    "bert_sdpa_mask.dyn.op18": 16,
+    "preact_bn_conv1x1_relu_pool.op18": 4,
+    "yolo_conv_bn_silu.op20": 7,
+    "mha_block_mask": 10,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_for_onnxruntime(name: str, path_of: Callable[[str], Path], tmp_path: Path) -> None:
+    path, out = path_of(name), tmp_path / "out.onnx"
+    report = tilewright.optimize(path, target="onnxruntime")
+    tilewright.save(report.module, out, target="onnxruntime")
+    assert count_of(onnx.load(out)) <= RUNTIME_PEERS.get(name, count_of(optimized(path, tmp_path / "standard.onnx")))
+    parity = tilewright.parity(path, out)
+    assert parity.passed, str(parity)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_nothing_is_lost_without_passes(name: str, path_of: Callable[[str], Path], tmp_path: Path) -> None:
     """Loaded and saved, also by way of text, a model says what it said."""

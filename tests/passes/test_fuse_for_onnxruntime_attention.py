@@ -254,6 +254,14 @@ def projected(bias: bool = True, form: str = "matmul", value_width: int = WIDTH,
         whole = b.matmul(x, np.concatenate(weights, 1))
         whole = b.add(whole, np.concatenate(rows)) if bias else whole
         operands = b.split(whole, widths, axis=-1, outputs=3)
+    elif form == "slices":
+        whole = b.matmul(x, np.concatenate(weights, 1))
+        whole = b.add(whole, np.concatenate(rows)) if bias else whole
+        ends = np.cumsum(widths)
+        operands = [
+            b.slice(whole, [int(end) - width], [int(end) if width < ends[-1] else 2**31], [-1])
+            for end, width in zip(ends, widths, strict=True)
+        ]
     elif flat:
         operands = []
         for weight, row in zip(weights, rows, strict=True):
@@ -272,7 +280,7 @@ def projected(bias: bool = True, form: str = "matmul", value_width: int = WIDTH,
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("form", ["matmul", "columns", "gemm", "gemm-transposed"])
+@pytest.mark.parametrize("form", ["matmul", "columns", "slices", "gemm", "gemm-transposed"])
 def test_projections_of_one_tensor(bias: bool, form: str) -> None:
     flat = form.startswith("gemm")
     x = random(BATCH * LENGTH, 6) if flat else random(BATCH, LENGTH, 6)
