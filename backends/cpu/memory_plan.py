@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,20 +24,21 @@ def place(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
     The largest are placed first, each in the lowest gap among those that overlap it in time.
     """
     offsets = [0] * len(lifetimes)
-    placed: list[int] = []
+    placed: list[tuple[int, int, int, int]] = []  # where it begins and ends, when it is needed; in order of places
     total = 0
     for index in sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].size, i)):
         mine = lifetimes[index]
+        if not mine.size:
+            continue
         size = -(-mine.size // ALIGNMENT) * ALIGNMENT
         start = 0
-        for other in sorted(placed, key=lambda i: offsets[i]):
-            theirs = lifetimes[other]
-            if theirs.last < mine.first or mine.last < theirs.first:
+        for begin, end, first, last in placed:
+            if last < mine.first or mine.last < first:
                 continue
-            if offsets[other] - start >= size:
+            if begin - start >= size:
                 break
-            start = max(start, offsets[other] + -(-theirs.size // ALIGNMENT) * ALIGNMENT)
+            start = max(start, end)
         offsets[index] = start
-        placed.append(index)
+        insort(placed, (start, start + size, mine.first, mine.last))
         total = max(total, start + size)
     return offsets, total
