@@ -224,7 +224,19 @@ def _widen_block(block: Block, context: InferenceContext) -> None:
         output.type = None if output.type is None else _wide_type(output.type)
 
 
+def _has_to_be_f32(op: Operation) -> bool:
+    """Whether all users of a constant take no other type, as Resize its scales."""
+    schemas = [(use.user.definition.schema, use.position) for value in op.results for use in value.uses]
+    return bool(schemas) and all(
+        schema is not None and position < len(schema.onnx.inputs)
+        and schema.onnx.inputs[position].type_str == "tensor(float)"
+        for schema, position in schemas
+    )  # fmt: skip
+
+
 def _widen(op: Operation, context: InferenceContext) -> None:
+    if op.name == "const" and _has_to_be_f32(op):
+        return
     for name, value in list(op.attributes.items()):
         if isinstance(value, TensorData):
             op.attributes[name] = _wide_data(value)
