@@ -28,6 +28,7 @@ from .planner import Planner, Shared
 from .program import Program
 from .runtime import pool
 from .segment import Segment, Step, planned_values, steps_of
+from .specialize import Specializations
 
 THREADS_VARIABLE = "TILEWRIGHT_THREADS"
 
@@ -40,19 +41,20 @@ class CpuExecutable(Executable):
 
     target: ClassVar[str] = "cpu"
 
-    def __init__(self, module: Module, threads: int | None = None) -> None:
+    def __init__(self, module: Module, threads: int | None = None, shared: Shared | None = None) -> None:
         if module.level != "onnx":
             raise UsageError("compile/level", f"the cpu target compiles the level 'onnx', not {module.level!r}")
         super().__init__(clone_module(module))
         self.threads = threads or default_threads()
         PassManager.parse(PIPELINE).run(self.module)
         self._block = self.module.main.block
-        self._shared = Shared(KernelLibrary(machine()), self.threads)
+        self._shared = shared or Shared(KernelLibrary(machine()), self.threads)
         self._evaluator = Evaluator(self.module.functions)
         self._steps: dict[Block, list[Step]] = {}
         self._split(self._block, frozenset())
         self._programs: dict[Any, Program] = {}
         self._lock = threading.Lock()
+        self._special = Specializations(self._shared)
         self._direct = _Direct.of(self._block, self._steps[self._block])
         self._plan_static()
 
@@ -121,7 +123,8 @@ class CpuExecutable(Executable):
         """The results of a host step, or of control flow, whose blocks run as the main one does."""
         operands = [None if value is None else _fetch(values, value) for value in op.operands]
         if not is_control_flow(op):
-            return self._evaluator.evaluate(op, operands)
+            special = self._special.of(op, operands)
+            return self._evaluator.evaluate(op, operands) if special is None else special(operands)
         activity = run_regions(op, operands)
         answer: list[Any] | None = None
         try:
@@ -140,13 +143,18 @@ class CpuExecutable(Executable):
         """What was compiled.
 
         `kernels` (name and how often the plans so far call it), `compiled` and `loaded` (kernels made here, and found
-        on disk), `host_steps` (operator and place of each operation that runs through the reference implementation),
+        on disk), `host_steps` (operator and place of each operation that runs through the reference implementation; one
+        whose kernels depend on elements such as axes is listed until it has run by kernels only),
         `segments`, `arena_bytes` of the largest plan, `threads`.
         """
         programs = list(self._programs.values())
         calls = Counter(call.kernel.name for program in programs for call in program.calls)
         steps = [step for steps in self._steps.values() for step in steps]
-        host = [step for step in steps if isinstance(step, Operation) and not is_control_flow(step)]
+        special = self._special
+        host = [
+            step for step in steps
+            if isinstance(step, Operation) and not is_control_flow(step) and not special.covers(step)
+        ]  # fmt: skip
         return {
             "target": self.target,
             "threads": self.threads,

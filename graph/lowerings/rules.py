@@ -29,6 +29,21 @@ _FAMILIES = (
     "reduction",
 )  # fmt: skip
 _loaded: list[str] = []
+_deciding: dict[tuple[str, str], tuple[int, ...]] = {
+    ("", name): (1,) for name in (
+        "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSumSquare", "ReduceL1", "ReduceL2",
+        "ReduceLogSum", "ReduceLogSumExp", "Squeeze", "Unsqueeze", "Trilu", "OneHot", "AffineGrid",
+    )
+} | {
+    ("", "Range"): (0, 1, 2), ("", "ConstantOfShape"): (0,), ("", "DFT"): (1, 2), ("", "STFT"): (1, 3),
+    ("", "Col2Im"): (1, 2), ("", "MaxUnpool"): (2,), ("", "HannWindow"): (0,), ("", "HammingWindow"): (0,),
+    ("", "BlackmanWindow"): (0,), ("", "MelWeightMatrix"): (0, 1, 2, 3, 4), ("", "Dropout"): (1, 2),
+}  # fmt: skip
+
+
+def deciding_operands(definition: OpDefinition) -> tuple[int, ...]:
+    """The operands whose elements decide which kernels an operation becomes: axes, depths, sizes."""
+    return _deciding.get((definition.domain, definition.op_type), ())
 
 
 def lowers(*names: str, domain: str = "") -> Callable[[_Function], _Function]:
