@@ -40,10 +40,12 @@ class CommandEntry(NamedTuple):
 # A static table, so that `tilewright --version` and `--help` import no command.
 COMMANDS = {
     "bench": CommandEntry("bench:bench", "Time a model on the cpu target, beside other runtimes."),
+    "cache": CommandEntry("cache:cache", "Show or clear the compiled kernels kept on disk."),
     "diff": CommandEntry("diff:diff", "Show what differs between two models, or two steps of a trace."),
     "gradient": CommandEntry("gradient:gradient", "Extend a model by the gradient of an output."),
     "inspect": CommandEntry("inspect_model:inspect_model", "Inputs, outputs, operators, parameters, FLOPs, size."),
     "ir": CommandEntry("ir:ir", "Print a model as text, after passes too, or why a rule did not apply."),
+    "machine": CommandEntry("machine:machine", "What kernels are made for on this machine."),
     "optimize": CommandEntry("optimize:optimize", "Write a smaller, cleaner model and check that it agrees."),
     "parity": CommandEntry("parity:parity", "Check that a model, or two models, compute the same."),
     "run": CommandEntry("run:run", "Run a model on given or random inputs."),

@@ -20,6 +20,8 @@ from .machine import Machine
 
 CACHE_VARIABLE = "TILEWRIGHT_CACHE"
 MAX_BYTES = 256 << 20
+# So many entries are written before the size of all is looked at again.
+LOOK_AFTER = 16
 _SUFFIX = ".object"
 _DIGEST = 32
 
@@ -34,6 +36,7 @@ class DiskCache:
     def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
         self.folder = folder
         self.max_bytes = max_bytes
+        self._written = self._total = 0
 
     def read(self, key: str) -> bytes | None:
         """The code stored under `key`; None if there is none, or if it is damaged (then it is removed)."""
@@ -63,7 +66,11 @@ class DiskCache:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
             return
-        self._shrink()
+        # Looking at all entries takes time, so not after each of them; other processes write, too.
+        self._written += 1
+        self._total += len(code) + _DIGEST
+        if self._total > self.max_bytes or self._written % LOOK_AFTER == 1:
+            self._shrink()
 
     def clear(self) -> int:
         """Remove all entries; how many there were."""
@@ -72,6 +79,10 @@ class DiskCache:
             with contextlib.suppress(OSError):
                 path.unlink()
         return len(entries)
+
+    def count(self) -> int:
+        """How many entries there are."""
+        return len(self._entries())
 
     def bytes_used(self) -> int:
         return sum(size for _, size, _ in self._entries())
@@ -91,13 +102,13 @@ class DiskCache:
     def _shrink(self) -> None:
         """Remove what was not used for longest until the rest fits."""
         entries = sorted(self._entries())
-        total = sum(size for _, size, _ in entries)
+        self._total = sum(size for _, size, _ in entries)
         for _, size, path in entries:
-            if total <= self.max_bytes:
+            if self._total <= self.max_bytes:
                 return
             with contextlib.suppress(OSError):
                 path.unlink()
-            total -= size
+            self._total -= size
 
 
 def key_of(text: str, machine: Machine) -> str:
