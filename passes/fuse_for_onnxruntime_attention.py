@@ -20,6 +20,7 @@ from ..graph.dims import Dim, prove_equal
 from ..graph.opdef import lookup
 from ..graph.ops.attention_parts import Heads, heads_of
 from .fuse_attention import FIRST_OPSET
+from .fuse_attention_scores import near
 from .fuse_attention_views import shape_of
 from .fuse_for_onnxruntime_activations import DOMAIN
 from .fuse_for_onnxruntime_masks import RuntimeMask, all_keys, build_bias, read_mask, zeros_for_hidden
@@ -75,7 +76,7 @@ class RuntimeAttention(OpRule):
     def when(self, m: Match) -> Verdict:
         found = plan(m)
         if isinstance(found, Mismatch):
-            return found
+            return near(found.reason, *found.culprits)  # it is an attention, so each refusal is a near miss
         if self.opset >= FIRST_OPSET and found.is_grouped and not found.has_known_lengths and is_standard(m.root):
             return m.fail("the standard's Attention needs no lengths as operands, and the opset has it", m.root)
         return True
