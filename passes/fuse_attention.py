@@ -113,6 +113,8 @@ class _Fusion:
     def run(self) -> None:
         site, b = self.site, self.b
         query, key, value = (choice.build(b) for choice in site.operands.choices)
+        if site.operands.broadcast:
+            key, value = (self._for_batch_of(query, each) for each in (key, value))
         for each in (key, value):
             self._give_length(each, site.operands.dims[-1])
         attributes: dict[str, object] = {"scale": _rounded(site.scale, query)}
@@ -140,6 +142,18 @@ class _Fusion:
             attributes["masking"] = "nan-to-zero"
         new = b.create("attention", [query, key, value, mask], attributes).result
         self._replace(new)
+
+    def _for_batch_of(self, query: Value, value: Value) -> Value:
+        """Keys or values, which are for one of the batch or for all, for each of the batch."""
+        b, shape, batch = self.b, shape_of(value) or (), (shape_of(query) or (1,))[0]
+        ones = [1] * (len(shape) - 1)
+        if isinstance(batch, int):
+            wide: Value = b.expand(value, [batch, *ones])
+        else:
+            wide = b.expand(value, b.concat(b.shape(query, start=0, end=1), ones, axis=0))
+        assert isinstance(value.type, TensorType)
+        self.rewriter.set_type(wide, value.type.with_shape([batch, *shape[1:]]))
+        return wide
 
     def _give_length(self, value: Value, length: Dim) -> None:
         """Keys and values have the length that the products take; a type may not show it yet."""

@@ -58,6 +58,8 @@ class Operands:
     dims: tuple[Dim, ...]
     after: list[Operation] = field(default_factory=list)
     reshape: Operation | None = None
+    # Whether keys, values and masks may be for one of the batch of the queries, or for all: they are repeated then.
+    broadcast: bool = False
 
     @property
     def scale(self) -> float:
@@ -146,14 +148,19 @@ def choose_operands(scores: Scores, inference: InferenceContext, flat: bool = Fa
     widened = shape_of(scores.softmax.results[0])
     if not scores.reshaped and (widened is None or len(widened) != rank):
         return near("the mask may widen the scores", *(term.op for term in scores.terms))
-    objection = _product_objection(scores, *shapes)
+    # To repeat keys and values takes operations, which are fewer than those that Attention saves.
+    broadcast = flat and rank == 4 and _has_batch_of_query(scores, shapes, inference)
+    objection = _product_objection(scores, 1 if broadcast else 0, *shapes)
     if objection is not None:
         return objection
     parts = [_Operand(value, inference, index == 1, index < 2) for index, value in enumerate(values)]
     found = None
     if rank == 4 and not scores.reshaped:
         leads = [(part.lead[0], part.lead[1]) for part in parts]
-        found = _with_heads(context.results[0], scores_dims(scores), parts, leads, inference, flat)
+        dims = (shapes[0][0], *scores_dims(scores)[1:])
+        found = _with_heads(context.results[0], dims, parts, leads, inference, flat)
+        if found is not None:
+            found.broadcast = broadcast
     elif rank == 3:
         found = _with_merged_heads(scores, parts, inference, flat)
     if found is not None:
@@ -188,11 +195,32 @@ def choose_again(op: Operation, inference: InferenceContext, flat: bool = False)
     return found
 
 
+def _has_batch_of_query(scores: Scores, shapes: Sequence[tuple[Dim, ...]], inference: InferenceContext) -> bool:
+    """Whether the result has the batch of the queries wherever it is computed, although keys may have another.
+
+    What is made of the result says so: a reshape to the queries' batch and length. Then keys and values are for all of
+    the batch, or for one, which the products broadcast.
+    """
+    batches = [shape[0] for shape in shapes]
+    if all(prove_equal(batches[0], batch) is True for batch in batches[1:]):
+        return False  # nothing is broadcast
+    if any(prove_equal(batches[0], batch) is False and batch != 1 for batch in batches[1:]):
+        return False
+    chain = follow(scores.context.results[0], inference)
+    source = chain.resolved_axes(0)[0]
+    for position, value in enumerate(chain.values):
+        dims = shape_of(value) or ()
+        for axis, dim in zip(chain.resolved_axes(position), dims, strict=False):
+            if axis and axis == source and prove_equal(dim, batches[0]) is True:
+                return True
+    return False
+
+
 def _product_objection(
-    scores: Scores, q: tuple[Dim, ...], k: tuple[Dim, ...], v: tuple[Dim, ...]
+    scores: Scores, first: int, q: tuple[Dim, ...], k: tuple[Dim, ...], v: tuple[Dim, ...]
 ) -> Mismatch | None:  # fmt: skip
-    """Why the products do not fit Attention: they may broadcast nothing but heads."""
-    for axis in range(len(q) - 2):
+    """Why the products do not fit Attention: from axis `first` on they may broadcast nothing but heads."""
+    for axis in range(first, len(q) - 2):
         for other, value in ((k, scores.product.operands[1]), (v, scores.context.operands[1])):
             one_head = len(q) == 4 and axis == 1 and other[axis] == 1
             if prove_equal(q[axis], other[axis]) is not True and not one_head:

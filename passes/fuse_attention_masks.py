@@ -86,7 +86,8 @@ def _widening(scores: Scores, operands: Operands) -> Mismatch | None:
             if apart is None or not same_dims(after[:2], apart[:2]):
                 return near("the mask may widen the scores", term.op, term.value)
             after = (before[0], *after[2:])
-        fits = after is not None and len(after) == len(before) and same_dims(after[:-1], before[:-1])
+        first = 1 if operands.broadcast else 0
+        fits = after is not None and len(after) == len(before) and same_dims(after[first:-1], before[first:-1])
         if after is None or not fits:
             return near("the mask may widen the scores", term.op, term.value)
         # With as many values as keys, the second product would not fit scores that were widened.

@@ -3,7 +3,8 @@
 Types in a file are claims: what inference derives from the operands replaces a claim, a claim fills in only what
 inference leaves open. Types of graph inputs stay as declared, but that a dim which cannot be 0 where the model runs (a
 Reshape would fail) is known to be at least 1 from then on, and dims of one name that must be equal where it runs (or a
-Concat would fail) are known to be one. What a region's arguments are follows from the operation
+Concat would fail) are known to be one. A dim that inference had to make up is the size that a product needs it to
+have. What a region's arguments are follows from the operation
 that runs it; a value that a loop carries has the dims that its initial value and the body's result share.
 
 Invariant: only types change. A declared type that cannot be right is corrected, with a warning.
@@ -14,7 +15,7 @@ Invariant: only types change. A declared type that cannot be right is corrected,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,9 @@ class InferShapes(Pass):
         before = {value: value.type for value in _values_in(block)}
         inference = _Inference(module, context)
         inference.block(block)
-        while facts := _positive_symbols(block, inference.inference) or _equal_symbols(block):
+        while facts := (
+            _positive_symbols(block, inference.inference) or _equal_symbols(block) or _contracted_sizes(block)
+        ):
             _replace_symbols(block, facts, inference.rewriter)
             inference = _Inference(module, context)
             inference.block(block)
@@ -266,6 +269,27 @@ def _equal_symbols(block: Block) -> dict[DimExpr, DimExpr]:
     return {each: one for each, one in found.items() if each is not one}
 
 
+def _contracted_sizes(block: Block) -> dict[DimExpr, int]:
+    """Dims that inference made up, and that are the size of what a product multiplies them with."""
+    found: dict[DimExpr, int] = {}
+    for op in block:
+        if op.name not in ("matmul", "gemm") or not op.results[0].use_count:
+            continue
+        shapes = [value.type.shape for value in op.operand_values[:2] if isinstance(value.type, TensorType)]
+        left, right = shapes if len(shapes) == 2 else (None, None)
+        if not left or not right:
+            continue
+        first = left[-2 if op.attr("transA", 0) else -1]
+        second = right[-1 if op.attr("transB", 0) or len(right) == 1 else -2]
+        for dim, size in ((first, second), (second, first)):
+            if isinstance(size, int) and isinstance(dim, DimExpr) and is_symbol(dim) and dim.label.startswith("?"):
+                found[dim] = size
+    if not found:
+        return {}
+    interface = _symbols_of(block.arguments)
+    return {dim: size for dim, size in found.items() if dim not in interface}
+
+
 def _agreeing_dims(concat: Operation) -> Iterator[tuple[Dim, Dim]]:
     """Dims of the operands that are equal where `concat` runs."""
     shapes = [value.type.shape for value in concat.operand_values if isinstance(value.type, TensorType)]
@@ -292,7 +316,7 @@ def _both(left: DimExpr, right: DimExpr) -> DimExpr:
     )
 
 
-def _replace_symbols(block: Block, replacements: dict[DimExpr, DimExpr], rewriter: Rewriter) -> None:
+def _replace_symbols(block: Block, replacements: Mapping[DimExpr, Dim], rewriter: Rewriter) -> None:
     for value in _values_in(block):
         rewriter.set_type(value, with_symbols(value.type, replacements))
     for output in block.outputs:

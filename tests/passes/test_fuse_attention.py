@@ -100,3 +100,45 @@ def test_windows_of_an_unknown_number_of_images(images):
     assert "masking" not in attention.attributes
     same(run(model, feeds), before)
     same(run_in_runtime(to_proto(model, opset=23, keep_fused=True), feeds), before, tolerance=1e-5)
+
+
+def keys_of_another_batch(masked, reshaped):
+    """BART, T5: keys and values are the encoder's, whose batch has a name of its own; a reshape says the result's."""
+
+    def build(b):
+        x, z = b.input("x", f32["n", "s", H * D]), b.input("z", f32["m", "t", H * D])
+        q, k, v = (b.transpose(b.reshape(y, [0, 0, H, D]), perm=[0, 2, 1, 3]) for y in (x, z, z))
+        scores = b.mul(q @ transposed(b, k), 0.25)
+        if masked:
+            scores = b.add(scores, b.input("mask", f32["m", 1, 1, "t"]))
+        y = b.transpose(b.softmax(scores) @ v, perm=[0, 2, 1, 3])
+        if reshaped:
+            y = b.reshape(y, b.concat(b.shape(x, start=0, end=2), [H * D], axis=0), allowzero=1)
+        b.output(y, "y")
+
+    return build
+
+
+@pytest.mark.parametrize("batches", [(3, 3), (3, 1), (1, 1)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_keys_for_one_or_for_all_of_the_batch(masked, batches):
+    model = model_of(keys_of_another_batch(masked, True), opset=23)
+    feeds = feeds_for(model, n=batches[0], m=batches[1])
+    before = run(model, feeds)
+    assert fuse(model) == []
+    [attention] = [op for op in model.walk() if op.name == "attention"]
+    assert attention.attributes["q_num_heads"] == H
+    assert names(model).count("expand") == 2
+    same(run(model, feeds), before)
+    same(run_in_runtime(to_proto(model, opset=23, keep_fused=True), feeds), before, tolerance=1e-5)
+
+
+@pytest.mark.parametrize(("opset", "reshaped"), [(23, False), (20, True)])
+def test_keys_of_another_batch_are_left(opset, reshaped):
+    """Nothing says that the result has the batch of the queries; or Attention would not be written."""
+    model = model_of(keys_of_another_batch(False, reshaped), opset)
+    feeds = feeds_for(model, n=1, m=3) if not reshaped else feeds_for(model, n=3, m=1)
+    before = run(model, feeds)
+    [reason] = fuse(model)
+    assert "dim 0 of the query" in reason
+    same(run(model, feeds), before)
