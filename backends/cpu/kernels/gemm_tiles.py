@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ....graph import types
@@ -29,6 +29,8 @@ class TileFunctions:
         self.is_direct = not gemm.b_packed and not tiling.copy_b
         if self.is_direct and gemm.b_column != 1:
             raise ValueError("columns of B that are not contiguous are copied before they are read")
+        # Whether no tile reaches beyond the last column.
+        self.is_whole = gemm.n is not None and gemm.n % (tiling.columns * tiling.panels) == 0
         self.fetches_a = tiling.fetch_a and not tiling.pack_a
         self._arguments = self._signature()
 
@@ -103,34 +105,59 @@ class TileFunctions:
             for line in range(-(-tile.columns // self.line)):
                 b.prefetch(b["c"], b.add(place, line * self.line), 1)
         beside = self.prefetches(b, right, starts, rows, size) if tiling.ahead or self.fetches_a else None
+        is_even = gemm.k is not None and gemm.k > 0 and gemm.k % tiling.depth == 0
+        depth: Operand = tiling.depth if is_even else b["depth"]
         sums = tile.accumulate(
-            b, tile.zeros(b), b["depth"], b["a"], places(a_row), a_k, right, tiling.unroll, beside
+            b, tile.zeros(b), depth, b["a"], places(a_row), a_k, right, tiling.unroll, beside
         )  # fmt: skip
-        more, last = (b["more"], b["last"]) if self.is_split else (False, True)
-        part = Tile(rows, tiling.vectors, tiling.lanes, gemm.sums)
+        columns: Operand = tile.columns if self.is_whole else b["columns"]
         for panel in range(tiling.panels):
-            begin = panel * part.columns
-            given = []
-            for operand in gemm.epilogue.operands:
-                stride: Operand = b[f"{operand.name}_row"] if operand.row is None else operand.row
-                at = [0] if not isinstance(stride, Value) and stride == 0 else places(stride)
-                given.append(Given(b[operand.name], [b.add(p, begin * operand.column) for p in at], operand.column))
-            target = Target(
-                b["c"], [b.add(place, begin) for place in c_places], b.sub(b["columns"], begin)
-            )  # fmt: skip
-            chosen = [
-                sums[row * tile.vectors + panel * part.vectors + v] for row in range(rows) for v in range(part.vectors)
-            ]
-            part.finish(b, chosen, target, more, last, self.body, given)
+            self.finish(b, tile, sums, panel, c_places, columns)
         return b.finish()
+
+    def finish(
+        self,
+        b: LoopBuilder,
+        tile: Tile,
+        sums: Sequence[Value],
+        panel: int,
+        c_places: Sequence[Operand],
+        columns: Operand,
+    ) -> None:
+        """Store the sums of one panel. The first of several parts of k is never the last."""
+        part = Tile(tile.rows, self.tiling.vectors, self.tiling.lanes, self.gemm.sums)
+        begin = panel * part.columns
+        given = []
+        for operand in self.gemm.epilogue.operands:
+            stride: Operand = b[f"{operand.name}_row"] if operand.row is None else operand.row
+            rows = range(1 if not isinstance(stride, Value) and stride == 0 else tile.rows)
+            at = [b.add(b.mul(row, stride), begin * operand.column) for row in rows]
+            given.append(Given(b[operand.name], at, operand.column))
+        target = Target(b["c"], [b.add(place, begin) for place in c_places], b.sub(columns, begin))
+        chosen = [
+            sums[row * tile.vectors + panel * part.vectors + v]
+            for row in range(tile.rows)
+            for v in range(part.vectors)
+        ]  # fmt: skip
+
+        def store(more: Operand, last: Operand) -> None:
+            part.finish(b, chosen, target, more, last, self.body, given)
+
+        if not self.is_split:
+            store(False, True)
+        elif self.gemm.k is None:
+            store(b["more"], b["last"])
+        else:
+            b.branch(b["more"], lambda: store(True, b["last"]), lambda: store(False, False))
 
     def right(self, b: LoopBuilder, size: Callable[[str], Operand]) -> tuple[Right, list[Operand]]:
         """How the tile reads B, and where each panel begins."""
         tiling = self.tiling
         vectors = range(0, tiling.columns, tiling.lanes)
         if self.is_direct:
-            whole = self.gemm.n is not None and self.gemm.n % tiling.columns == 0
-            masks = [] if whole else [b.tail_mask(b.index(b.sub(b["columns"], v)), tiling.lanes) for v in vectors]
+            masks = (
+                [] if self.is_whole else [b.tail_mask(b.index(b.sub(b["columns"], v)), tiling.lanes) for v in vectors]
+            )
             return Right(b["b"], size("b_k"), vectors, masks), [0]
         starts: list[Operand] = [0]
         for panel in range(1, tiling.panels):
