@@ -2,7 +2,7 @@
 
 O0 leaves the model as it is. O1 makes only bit-exact rewrites. O2 also reassociates floating-point arithmetic (such as
 folding a batch normalization into a convolution) and recomposes fused standard operations. O3 also makes rewrites with
-a stated error, or that take more time to compile.
+a stated error, that take more time to compile, or that pay for some models only.
 """
 
 from __future__ import annotations
