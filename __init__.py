@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import train
-    from .api import compile, gradient, hvp, inspect, jvp, optimize, parity, vjp  # noqa: A004
+    from .api import compile, gradient, hvp, inspect, jvp, load_executable, optimize, parity, vjp  # noqa: A004
     from .backends import onnx_backend as backend
     from .backends.session import InferenceSession
     from .graph import nn
@@ -71,6 +71,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "inspect": (".api", "inspect"),
     "jvp": (".api", "jvp"),
     "load": (".importers.onnx", "load"),
+    "load_executable": (".api", "load_executable"),
     "nn": (".graph.nn", None),
     "op": (".graph.opdef", "op"),
     "optimize": (".api", "optimize"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -208,6 +209,17 @@ def compile(
     from .backends.target import compile_module
 
     return compile_module(open_model(model).module, target, threads, precision)
+
+
+def load_executable(path: str | os.PathLike[str], threads: int | None = None) -> Executable:
+    """The executable that `Executable.save` or `tilewright compile` wrote (`.twx`), without compiling anything.
+
+    It is machine code: load only files that you trust. Raises UsageError if it is damaged, or made for another
+    processor or by another version.
+    """
+    from .backends.cpu.executable import load
+
+    return load(path, threads)
 
 
 def parity(

@@ -14,7 +14,7 @@ from .dtypes import DType, string
 from .module import Module
 from .types import TensorType, tensor
 
-Weights: TypeAlias = "str | os.PathLike[str] | Module | None"
+Weights: TypeAlias = "str | os.PathLike[str] | Module | WeightSource | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,11 @@ class WeightSource(Protocol):
 
 
 def weight_source(weights: Weights) -> WeightSource:
-    """Where to look: a module's constants, a folder's files, or nowhere."""
+    """Where to look: a module's constants, a folder's files, a source of one's own, or nowhere."""
     if weights is None:
         return _Nowhere()
+    if hasattr(weights, "find"):
+        return weights
     require("weights", weights, (Module, str, os.PathLike), "a Module or a folder")
     return _ModuleWeights(weights) if isinstance(weights, Module) else _FolderWeights(Path(weights))
 

@@ -41,6 +41,7 @@ class CommandEntry(NamedTuple):
 COMMANDS = {
     "bench": CommandEntry("bench:bench", "Time a model on the cpu target, beside other runtimes."),
     "cache": CommandEntry("cache:cache", "Show or clear the compiled kernels kept on disk."),
+    "compile": CommandEntry("compile_model:compile_model", "Write an executable that loads without compiling."),
     "diff": CommandEntry("diff:diff", "Show what differs between two models, or two steps of a trace."),
     "gradient": CommandEntry("gradient:gradient", "Extend a model by the gradient of an output."),
     "inspect": CommandEntry("inspect_model:inspect_model", "Inputs, outputs, operators, parameters, FLOPs, size."),

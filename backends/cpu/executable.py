@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
@@ -42,11 +43,12 @@ class CpuExecutable(Executable):
     target: ClassVar[str] = "cpu"
 
     def __init__(self, module: Module, threads: int | None = None, shared: Shared | None = None) -> None:
-        if module.level != "onnx":
+        if module.level not in ("onnx", "kernel"):
             raise UsageError("compile/level", f"the cpu target compiles the level 'onnx', not {module.level!r}")
         super().__init__(clone_module(module))
         self.threads = threads or default_threads()
-        PassManager.parse(PIPELINE).run(self.module)
+        if module.level == "onnx":
+            PassManager.parse(PIPELINE).run(self.module)
         self._block = self.module.main.block
         self._shared = shared or Shared(KernelLibrary(machine()), self.threads)
         self._evaluator = Evaluator(self.module.functions)
@@ -139,6 +141,28 @@ class CpuExecutable(Executable):
             error.with_note(f"inside {op.name} at {op.location}")
             raise
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write an executable (`.twx`) that loads without compiling, on processors like this one.
+
+        It has the code for all sizes that this object has run with; what another size needs is compiled then. It is
+        machine code: `tilewright.load_executable` is only for files that you trust. Raises UsageError if it cannot be
+        written.
+        """
+        from .bundle import recording_store, write_bundle
+
+        store = recording_store()
+        shared = Shared(KernelLibrary(machine(), store), self.threads, tuner=self._shared.tuner)
+        twin = CpuExecutable(self.module, self.threads, shared)
+        theirs = dict(zip(self._segments(), twin._segments(), strict=True))
+        for segment, shapes, known in list(self._programs):
+            if not known:
+                twin._program(theirs[segment], shapes, ())
+        shared.library.finish()
+        write_bundle(path, self.module, store)
+
+    def _segments(self) -> list[Segment]:
+        return [step for steps in self._steps.values() for step in steps if isinstance(step, Segment)]
+
     def report(self) -> dict[str, Any]:
         """What was compiled.
 
@@ -196,8 +220,6 @@ def is_control_flow(op: Operation) -> bool:
 
 def default_threads() -> int:
     """TILEWRIGHT_THREADS, or the cores this process may use. Raises UsageError for a strange number."""
-    import os
-
     text = os.environ.get(THREADS_VARIABLE, "")
     if not text:
         return usable_cores()
@@ -216,6 +238,15 @@ def _fetch(values: Mapping[Value, Any], value: Value) -> Any:
     data = data_of(value)
     assert data is not None
     return data.numpy()
+
+
+def load(path: str | os.PathLike[str], threads: int | None = None) -> CpuExecutable:
+    """The executable in a file that `CpuExecutable.save` wrote. Raises UsageError."""
+    from .bundle import read_bundle
+
+    module, store = read_bundle(path)
+    threads = threads or default_threads()
+    return CpuExecutable(module, threads, Shared(KernelLibrary(machine(), store), threads))
 
 
 def create(module: Module, threads: int | None = None, precision: str = "float32") -> CpuExecutable:

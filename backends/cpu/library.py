@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 from ...graph.module import Module
 from .cache import default_cache, key_of
@@ -26,6 +27,16 @@ from .machine import Machine
 # What the entry point of a kernel is called until its text, and with it its own name, is known.
 _ENTRY = "kernel_entry"
 _NAME = "tilewright_"
+
+
+class Store(Protocol):
+    """Keeps compiled code by key."""
+
+    def read(self, key: str) -> bytes | None:
+        """What was written under `key`, if it is still there."""
+
+    def write(self, key: str, code: bytes) -> None:
+        """Keep `code`, or do nothing."""
 
 
 class Kernel:
@@ -58,11 +69,12 @@ class _Waiting:
 class KernelLibrary:
     """Compiles for `machine`. `compiled` counts kernels that were compiled, `loaded` those found on disk."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, store: Store | None = None) -> None:
+        """`store` keeps compiled code (default: the user's cache on disk)."""
         self.machine = machine
         self.compiled = 0
         self.loaded = 0
-        self._disk = default_cache()
+        self._disk: Store | None = default_cache() if store is None else store
         self._by_key: dict[Hashable, Kernel] = {}
         self._by_symbol: dict[str, Kernel] = {}
         self._waiting: list[_Waiting] = []
