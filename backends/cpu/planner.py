@@ -346,7 +346,7 @@ class Planner:
             source = self.contiguous(source)
             layout = definition.view(op, source.layout, lambda index: self._operand(operands[index]))
             assert layout is not None
-        self.define(op.result, source.seen(layout))
+        self.define(op.result, View(source.storage, dtype_of(op.result), layout))
 
     def _located(self, op: Operation, plan: Callable[[Operation], None]) -> None:
         try:

@@ -37,6 +37,9 @@ class ElementTracer:
             return x
         return x if _dtype(x) is dtype else self._create("cast", [x], to=types.scalar(dtype))
 
+    def bitcast(self, x: Scalar, dtype: DType) -> Scalar:
+        return x if _dtype(x) is dtype else self._create("bitcast", [x], to=types.scalar(dtype))
+
     def number(self, value: float, dtype: DType, company: Scalar) -> Scalar:
         """A number of `dtype`, in as many lanes as its company."""
         op = Operation(_definition("constant"), [], {"value": value}, [types.scalar(dtype)])
@@ -141,6 +144,10 @@ def _apply(op: Operation, handler: Any, operands: list[Scalar]) -> Scalar:
             to = op.attributes["to"]
             assert isinstance(to, types.ScalarType)
             return handler.cast(operands[0], to.dtype)
+        case "bitcast":
+            to = op.attributes["to"]
+            assert isinstance(to, types.ScalarType)
+            return handler.bitcast(operands[0], to.dtype)
         case "select" if all(isinstance(operand, int | float) for operand in operands[1:]):
             # Two numbers do not say what dtype they are of.
             condition, x, y = operands

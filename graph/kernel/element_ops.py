@@ -92,3 +92,21 @@ class ElementCast(LoopOp):
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:
         return NumpyScalars().cast(operands[0], op.attributes["to"].dtype)
+
+
+@op("bitcast", domain=DOMAIN)
+class ElementBitcast(LoopOp):
+    """The bits of the element as a number of another dtype, which is as wide."""
+
+    inputs = ("x",)
+    outputs = ("result",)
+    attributes: ClassVar[dict[str, Any]] = {"to": None}
+
+    def infer(self, op: Operation, context: InferenceContext | None = None) -> Sequence[Type]:
+        given, to = element_dtype(op, 0), op.attributes["to"]
+        if given.bits != to.dtype.bits:
+            raise fault(op, f"needs numbers of one width, got {given} and {to.dtype}")
+        return [to]
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return NumpyScalars().bitcast(operands[0], op.attributes["to"].dtype)

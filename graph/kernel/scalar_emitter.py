@@ -51,6 +51,10 @@ class ScalarEmitter:
         """Of a narrow float the precision is lost, though it is carried in a wider one."""
         return x if not isinstance(x, Value) else self.b.cast(self.b.cast(x, dtype), computed_in(dtype))
 
+    def bitcast(self, x: Value, dtype: DType) -> Scalar:
+        """Between dtypes that numbers are computed in."""
+        return self.b.bitcast(x, dtype)
+
     def select(self, condition: Scalar, x: Scalar, y: Scalar) -> Scalar:
         if not isinstance(condition, Value):
             return x if condition else y

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..opdef import Trait, op
 from ..ops.movement import python_slice
+from ..types import TensorType
 from .kernel_base import KernelOp, Known, ViewOp, product_of
 from .strided import Strided
 
@@ -87,6 +88,24 @@ def _filled(wanted: Sequence[int], elements: int) -> Shape:
     if product_of(sizes) != elements:
         raise ValueError(f"{elements} elements do not fit into {sizes}")
     return tuple(sizes)
+
+
+@op("bits", domain="kernel")
+class Bits(ViewOp):
+    """The operand's bytes as elements of the result's dtype, which takes as many.
+
+    Numbers of fewer than 8 bits lie in the low bits of a byte.
+    """
+
+    inputs = ("x",)
+
+    def view(self, op: Operation, operand: Strided, known: Known) -> Strided | None:
+        return operand
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        type = op.result.type
+        assert isinstance(type, TensorType)
+        return np.ascontiguousarray(operands[0]).view(type.dtype.numpy).reshape(np.shape(operands[0]))
 
 
 @op("broadcast", domain="kernel")

@@ -104,6 +104,10 @@ class KernelBuilder(OpBuilder):
         type = tensor_type(x).with_shape([*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :]])
         return self.kernel("reshape", [x], type, how="merge", axis=axis)
 
+    def bits(self, x: Value, dtype: DType) -> Value:
+        """The bytes of x as elements of another dtype."""
+        return self.kernel("bits", [x], tensor_type(x).with_dtype(dtype))
+
     def reshape(self, x: Value, shape: Value | Sequence[int], type: TensorType) -> Value:
         target = shape if isinstance(shape, Value) else self.const(np.array(shape, np.int64), i64)
         return self.kernel("reshape", [x, target], type)

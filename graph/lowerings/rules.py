@@ -25,8 +25,8 @@ Lowering: TypeAlias = "Callable[[Operation, KernelBuilder], Sequence[Value] | No
 _Function = TypeVar("_Function", bound="Callable[..., object]")
 _rules: dict[tuple[str, str], Lowering] = {}
 _FAMILIES = (
-    "attention", "convolution", "elementwise", "indexing", "matmul", "movement", "normalization", "recurrent",
-    "reduction",
+    "attention", "casts", "convolution", "elementwise", "indexing", "matmul", "movement", "normalization",
+    "quantization", "recurrent", "reduction",
 )  # fmt: skip
 _loaded: list[str] = []
 _deciding: dict[tuple[str, str], tuple[int, ...]] = {

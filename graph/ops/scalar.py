@@ -47,6 +47,9 @@ class OperationCounter:
     def cast(self, x: Scalar, dtype: DType) -> Scalar:
         return None
 
+    def bitcast(self, x: Scalar, dtype: DType) -> Scalar:
+        return None
+
     def select(self, condition: Scalar, x: Scalar, y: Scalar) -> Scalar:
         self.count += 1
 
@@ -78,6 +81,10 @@ class NumpyScalars:
 
     def cast(self, x: Scalar, dtype: DType) -> Scalar:
         return np.asarray(x).astype(dtype.numpy)
+
+    def bitcast(self, x: Scalar, dtype: DType) -> Scalar:
+        """The bits of x as a number of `dtype`, which is as wide."""
+        return np.ascontiguousarray(x).view(dtype.numpy).reshape(np.shape(x))
 
     def select(self, condition: Scalar, x: Scalar, y: Scalar) -> Scalar:
         dtype = next((item.dtype for item in (x, y) if isinstance(item, np.ndarray | np.generic)), None)
