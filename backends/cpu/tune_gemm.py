@@ -54,8 +54,9 @@ def gemm_candidates(machine: Machine, gemm: Gemm, m: int, n: int, k: int) -> lis
             if depth < default.depth and gemm.sums is gemm.dtype:
                 found[f"depth {depth}"] = replace(default, depth=-(-k // -(-k // depth)))
         if gemm.b_packed:
-            found["rows ahead"] = replace(default, fetch_a=True, ahead=0)
-            found["both ahead"] = replace(default, fetch_a=True, ahead=AHEAD)
+            found["rows ahead"] = replace(default, fetch_a=True, ahead=0, spread=0)
+            found["steps ahead"] = replace(default, fetch_a=False, ahead=AHEAD, spread=0)
+            found["strip and rows ahead"] = replace(default, fetch_a=True, spread=default.spread or 1)
         elif gemm.b_column == 1:
             direct = not default.copy_b
             found["copied" if direct else "direct"] = replace(default, copy_b=direct, ahead=0 if direct else AHEAD)
@@ -82,7 +83,7 @@ def estimate(machine: Machine, gemm: Gemm, tiling: Tiling, m: int, n: int, k: in
     from_l2 = a_bytes * -(-n // width) + b_bytes * -(-m // tiling.rows)
     cycles += _NOT_HIDDEN * from_l2 / _L2_BYTES
     a_is_far, b_is_far = a_bytes > machine.l2 // 2, b_bytes > machine.l2 // 2
-    hidden = (_NOT_HIDDEN if tiling.fetch_a or tiling.pack_a else 0.3, _NOT_HIDDEN if tiling.ahead else 0.4)
+    hidden = (_NOT_HIDDEN if tiling.fetch_a or tiling.pack_a else 0.3, _b_waits(tiling))
     cycles += hidden[0] * (a_bytes if a_is_far else 0) / _L3_BYTES
     cycles += hidden[1] * (b_bytes * blocks if b_is_far else 0) / _L3_BYTES
     if tiling.fetch_a:
@@ -92,6 +93,11 @@ def estimate(machine: Machine, gemm: Gemm, tiling: Tiling, m: int, n: int, k: in
     if not gemm.b_packed and tiling.copy_b:
         cycles += b_bytes * blocks / 4
     return cycles / _CYCLES_PER_SECOND
+
+
+def _b_waits(tiling: Tiling) -> float:
+    """The share of the time for fetching B that is not hidden."""
+    return 0.05 if tiling.spread else 0.25 if tiling.ahead else 0.4
 
 
 def gemm_runner(machine: Machine, gemm: Gemm, m: int, n: int, k: int) -> Callable[[Tiling], Callable[[], object]]:

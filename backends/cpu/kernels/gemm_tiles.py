@@ -38,6 +38,8 @@ class TileFunctions:
         """What a function takes. Strides that are known are no arguments."""
         gemm, index, buffer = self.gemm, types.scalar(i64), types.buffer(self.gemm.dtype)
         found: dict[str, types.Type] = {"a": buffer, "b": buffer, "c": buffer, "depth": index, "columns": index}
+        if self.tiling.spread:
+            found["next"] = index
         if self.is_split:
             found |= {"more": types.scalar(bool_), "last": types.scalar(bool_)}
         strides = ["c_row"]
@@ -104,7 +106,8 @@ class TileFunctions:
         for place in c_places:
             for line in range(-(-tile.columns // self.line)):
                 b.prefetch(b["c"], b.add(place, line * self.line), 1)
-        beside = self.prefetches(b, right, starts, rows, size) if tiling.ahead or self.fetches_a else None
+        fetches = tiling.spread or tiling.ahead or self.fetches_a
+        beside = self.prefetches(b, right, starts, rows, size) if fetches else None
         is_even = gemm.k is not None and gemm.k > 0 and gemm.k % tiling.depth == 0
         depth: Operand = tiling.depth if is_even else b["depth"]
         sums = tile.accumulate(
@@ -169,10 +172,14 @@ class TileFunctions:
     def prefetches(
         self, b: LoopBuilder, right: Right, starts: list[Operand], rows: int, size: Callable[[str], Operand]
     ) -> Callable[[Operand], None]:
-        """What is prefetched beside `unroll` steps: B's numbers for later steps, A's for the tile that follows."""
+        """What is prefetched beside `unroll` steps: B's numbers for the next strip and later steps, A's for the next
+        tile."""
         tiling = self.tiling
 
         def beside(k: Operand) -> None:
+            for line in range(tiling.spread):
+                place = b.add(b.mul(b.div(k, tiling.unroll), self.line * tiling.spread), self.line * line)
+                b.prefetch(b["b"], b.add(b["next"], place), 2)
             if tiling.ahead:
                 for step in range(tiling.unroll):
                     place = b.mul(b.add(k, tiling.ahead + step), right.step)
