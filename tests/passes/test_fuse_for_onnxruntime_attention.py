@@ -43,7 +43,7 @@ def check(module: Module, expected: list[str], feeds: dict[str, np.ndarray]) -> 
     options.log_severity_level = 4
     model = to_bytes(result, target="onnxruntime")
     (got,) = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run(None, feeds)
-    (wanted,) = tilewright.compile(module).run(feeds).values()
+    (wanted,) = tilewright.compile(module, "reference").run(feeds).values()
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
     return result
 
@@ -386,7 +386,7 @@ def check_cached(module: Module, expected: list[str], heads: int, keys: int, bat
     feeds = {"q": random(batch, length, heads * SIZE), "mask": random(batch, 1, length, 3 + length)}
     feeds.update({name: random(batch, length, keys * SIZE) for name in "kv"})
     feeds.update({name: random(batch, keys, 3, SIZE) for name in ("pk", "pv")})
-    wanted = tilewright.compile(module).run(feeds)
+    wanted = tilewright.compile(module, "reference").run(feeds)
     for name, got in zip(wanted, session.run(None, feeds), strict=True):
         np.testing.assert_allclose(got, wanted[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
