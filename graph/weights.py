@@ -41,10 +41,13 @@ def weight_source(weights: Weights) -> WeightSource:
     """Where to look: a module's constants, a folder's files, a source of one's own, or nowhere."""
     if weights is None:
         return _Nowhere()
-    if hasattr(weights, "find"):
-        return weights
-    require("weights", weights, (Module, str, os.PathLike), "a Module or a folder")
-    return _ModuleWeights(weights) if isinstance(weights, Module) else _FolderWeights(Path(weights))
+    if isinstance(weights, Module):
+        return _ModuleWeights(weights)
+    if isinstance(weights, str | os.PathLike):
+        return _FolderWeights(Path(weights))
+    if not hasattr(weights, "find"):
+        require("weights", weights, (Module, str, os.PathLike), "a Module or a folder")
+    return weights
 
 
 class _Nowhere:

@@ -207,14 +207,14 @@ class AttentionBase(Strided):
         b, cap = self.b, self.kernel.softcap
         if not cap:
             return score
-        return b.mul(vector_math.tanh(b, b.mul(score, 1.0 / cap)), cap)  # type: ignore[no-any-return]
+        return b.mul(vector_math.tanh(b, b.mul(score, 1.0 / cap)), cap)
 
     def masked(self, score: Value, mask: Value) -> Value:
         """A score with the mask's number for it, which is 0 or 1 for bools."""
         b, kernel = self.b, self.kernel
         if kernel.mask is bool_:
             return b.select(b.ne(mask, 0), score, kernel.masked_score)
-        return b.add(score, b.cast(mask, self.wide))  # type: ignore[no-any-return]
+        return b.add(score, b.cast(mask, self.wide))
 
     def greatest(self, x: Value, y: Value) -> Value:
         """The greater of two, or x if y is NaN."""
@@ -233,7 +233,7 @@ class AttentionBase(Strided):
         if kernel.masking == "nan-to-zero":
             # False of a sum that is NaN.
             return b.select(b.lt(0, total), value, b.constant(0.0, value.type))
-        return value  # type: ignore[no-any-return]
+        return value
 
 
 class _AttentionBuilder(AttentionBase):

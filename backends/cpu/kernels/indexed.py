@@ -274,7 +274,7 @@ class _ScatterBuilder(_IndexedBuilder):
             self.each(places, start, stop, self.put_lanes)
 
     def combined(self, old: Value, new: Value) -> Value:
-        return self.b.scalar(self.kernel.combine, old, new)  # type: ignore[no-any-return]
+        return self.b.scalar(self.kernel.combine, old, new)
 
     def put_one(self, places: dict[str, Operand]) -> None:
         b = self.b

@@ -190,7 +190,7 @@ class _IntegerBuilder(Strided):
             part = b.shl(b.cast(chosen, i32), 8 * byte)
             words = part if words is None else b.or_(words, part)
         assert words is not None
-        return words  # type: ignore[no-any-return]
+        return words
 
     # ---- products ----------------------------------------------------------------------------------------------------
 

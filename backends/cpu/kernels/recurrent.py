@@ -180,14 +180,14 @@ def activated(b: LoopBuilder, x: Value, activation: Activation) -> Value:
             return vector_math.tanh(b, x)
         case "sigmoid":
             small = exp_of_negative(b, b.neg(b.abs(x)))
-            return b.div(b.select(b.lt(x, 0), small, 1.0), b.add(small, 1))  # type: ignore[no-any-return]
+            return b.div(b.select(b.lt(x, 0), small, 1.0), b.add(small, 1))
         case "relu":
-            return b.max(x, 0)  # type: ignore[no-any-return]
+            return b.max(x, 0)
         case "softsign":
-            return b.div(x, b.add(b.abs(x), 1))  # type: ignore[no-any-return]
+            return b.div(x, b.add(b.abs(x), 1))
         case "softplus":
             small = exp_of_negative(b, b.neg(b.abs(x)))
-            return b.add(b.max(x, 0), vector_math.log1p(b, small))  # type: ignore[no-any-return]
+            return b.add(b.max(x, 0), vector_math.log1p(b, small))
         case "leakyrelu":
             return b.select(b.lt(x, 0), b.mul(x, alpha), x)
         case "thresholdedrelu":
@@ -195,11 +195,11 @@ def activated(b: LoopBuilder, x: Value, activation: Activation) -> Value:
         case "elu":
             return b.select(b.lt(x, 0), b.mul(vector_math.expm1(b, b.min(x, 0)), alpha), x)
         case "hardsigmoid":
-            return b.max(b.min(b.add(b.mul(x, alpha), beta), 1), 0)  # type: ignore[no-any-return]
+            return b.max(b.min(b.add(b.mul(x, alpha), beta), 1), 0)
         case "affine":
-            return b.add(b.mul(x, alpha), beta)  # type: ignore[no-any-return]
+            return b.add(b.mul(x, alpha), beta)
         case "scaledtanh":
-            return b.mul(vector_math.tanh(b, b.mul(x, beta)), alpha)  # type: ignore[no-any-return]
+            return b.mul(vector_math.tanh(b, b.mul(x, beta)), alpha)
     raise ValueError(f"there is no activation {name!r}")
 
 
@@ -378,7 +378,7 @@ class _RecurrentBuilder(Strided):
         else:
             update, carried = b.load(self.update, at, self.lanes), sums[0]
         candidate = self.function(1, self.clipped(self.gate(2, row, j, mask, carried)))
-        return b.fma(update, b.sub(old, candidate), candidate)  # type: ignore[no-any-return]
+        return b.fma(update, b.sub(old, candidate), candidate)
 
     def lstm(self, sums: Sequence[Value], row: _Row, at: Operand, j: Operand, mask: Value) -> Value:
         """The new hidden state; the new cell state is stored."""
@@ -388,9 +388,9 @@ class _RecurrentBuilder(Strided):
 
         def peeped(gate: int, hole: int, cell: Value) -> Value:
             if not kernel.peepholes:
-                return totals[gate]  # type: ignore[no-any-return]
+                return totals[gate]
             place = b.add(b.mul(self.direction, 3 * kernel.hidden), b.add(hole * kernel.hidden, j))
-            return b.fma(b.load(b["peepholes"], place, self.lanes, mask), cell, totals[gate])  # type: ignore[no-any-return]
+            return b.fma(b.load(b["peepholes"], place, self.lanes, mask), cell, totals[gate])
 
         taken = self.function(0, self.clipped(peeped(0, 0, memory)))
         if kernel.option:
@@ -401,4 +401,4 @@ class _RecurrentBuilder(Strided):
         cell = b.fma(forget, memory, b.mul(taken, given))
         shown = self.function(0, self.clipped(peeped(1, 1, cell)))
         b.store(cell if row.going is None else b.select(row.going, cell, memory), self.cells, at)
-        return b.mul(shown, self.function(2, cell))  # type: ignore[no-any-return]
+        return b.mul(shown, self.function(2, cell))

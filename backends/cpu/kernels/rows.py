@@ -80,7 +80,7 @@ def layer_norm(epsilon: float) -> RowFunction:
 
     def square(b: LoopBuilder, x: Value, s: Sequence[Value]) -> Value:
         difference = b.sub(x, s[0])
-        return b.mul(difference, difference)  # type: ignore[no-any-return]
+        return b.mul(difference, difference)
 
     statistics = Statistic("sum", finish=_mean), Statistic("sum", square, finish=_inverse_root(epsilon))
     return RowFunction(statistics, lambda b, x, s: b.mul(b.sub(x, s[0]), s[1]))
@@ -95,8 +95,8 @@ def rms_norm(epsilon: float) -> RowFunction:
 
 def _mean(b: LoopBuilder, total: Value, count: Any) -> Value:
     if isinstance(count, Value):
-        return b.div(total, count)  # type: ignore[no-any-return]
-    return b.mul(total, 1.0 / count if count else math.nan)  # type: ignore[no-any-return]
+        return b.div(total, count)
+    return b.mul(total, 1.0 / count if count else math.nan)
 
 
 def _inverse_root(epsilon: float) -> Callable[[LoopBuilder, Value, Any], Value]:
@@ -321,7 +321,7 @@ class _RowsBuilder(Strided):
     def combine(self, how: str, total: Value, value: Value) -> Value:
         b = self.b
         if how == "sum":
-            return b.add(total, value)  # type: ignore[no-any-return]
+            return b.add(total, value)
         # Unlike the maximum, one instruction: NaN is never greater.
         return b.select(b.lt(total, value), value, total)
 

@@ -79,7 +79,7 @@ class _ScanBuilder(Strided):
         return 0 if self.kernel.combine == "sum" else 1
 
     def combined(self, x: Value, y: Value) -> Value:
-        return self.b.scalar("add" if self.kernel.combine == "sum" else "mul", x, y)  # type: ignore[no-any-return]
+        return self.b.scalar("add" if self.kernel.combine == "sum" else "mul", x, y)
 
     def steps(self, indices: Sequence[Operand]) -> tuple[list[Operand], list[Operand]]:
         """Places of the first elements of x and y, and the strides to the next ones."""

@@ -122,7 +122,7 @@ class _SortBuilder(Strided):
             key = b.xor(b.bitcast(value, i64), -(2**63))
         else:
             key = b.cast(value, self.key)
-        return b.not_(key) if self.kernel.largest else key  # type: ignore[no-any-return]
+        return b.not_(key) if self.kernel.largest else key
 
     def give(self, x: Operand, indices: Sequence[Operand], place_of: Any) -> None:
         """Write the results: the element at `place_of(n)` of the row is the n-th."""
