@@ -87,7 +87,7 @@ def write(model: tilewright.Module, alphabet: str, start: str, count: int) -> st
     return text
 
 
-def train_gpt(steps: int, target: str = "reference") -> tuple[list[float], tilewright.Module, tilewright.Module, str]:
+def train_gpt(steps: int, target: str = "cpu") -> tuple[list[float], tilewright.Module, tilewright.Module, str]:
     """The loss of each step, the trained model, the training step, and the alphabet."""
     text = TEXT.read_text(encoding="utf-8")
     alphabet = "".join(sorted(set(text)))
@@ -109,7 +109,7 @@ def train_gpt(steps: int, target: str = "reference") -> tuple[list[float], tilew
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--target", default="reference", help="what runs the training step")
+    parser.add_argument("--target", default="cpu", help="what runs the training step")
     options = parser.parse_args()
     losses, model, step, alphabet = train_gpt(options.steps, options.target)
     OUTPUT.mkdir(parents=True, exist_ok=True)

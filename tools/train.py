@@ -46,7 +46,7 @@ OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmspro
 @click.option("--checkpoint-every", type=click.IntRange(0), default=0, metavar="K", help="Save after each K steps.")
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint, if it is there.")
 @click.option("--detect-anomaly", is_flag=True, help="Name the operation that made the first NaN or infinity.")
-@click.option("--target", "backend", default="reference", show_default=True, help="What runs the step.")
+@click.option("--target", "backend", default="cpu", show_default=True, help="What runs the step: cpu or reference.")
 @click.option("--threads", type=click.IntRange(1), help="Worker threads; default: what the process may use.")
 @click.option("--memory-budget", metavar="SIZE", help="Recompute results to keep at most 64MB or 60% of them alive.")
 @click.option("--json", "as_json", is_flag=True, help="Report as JSON on standard output.")

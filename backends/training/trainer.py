@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """Runs `step`, a module from `tilewright.train.step` or a file it was saved in.
+    """Runs `step`, a module from `tilewright.train.step` or a file it was saved in, on `target`.
 
     `state` holds each parameter and each tensor of the optimizer, by the name of the step's input. A step whose loss is
     not finite raises ExecutionError and leaves the state as it was; with `detect_anomaly` also one that makes a NaN or
@@ -26,7 +26,7 @@ class Trainer:
     """
 
     def __init__(
-        self, step: ModelLike, target: str = "reference", threads: int | None = None, *, detect_anomaly: bool = False
+        self, step: ModelLike, target: str = "cpu", threads: int | None = None, *, detect_anomaly: bool = False
     ) -> None:
         self.module = open_model(step).module
         self.roles = Roles.of(self.module)

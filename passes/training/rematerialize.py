@@ -11,7 +11,8 @@ al. 2016, arXiv 1604.06174; the choice is greedy, as in Kirisame et al. 2020, ar
     %9 = mul %8, %1 : f32[n]                    %8' = exp %0 : f32[n]
                                                 %9 = mul %8, %8' : f32[n]
 
-Invariant: every result has the same bits. Copies are marked, so that `cse` leaves them alone.
+Invariant: every operation gives the same bits (a target that fuses them may round otherwise in another kernel). Copies
+are marked, so that `cse` leaves them alone.
 """
 
 from __future__ import annotations

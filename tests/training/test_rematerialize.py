@@ -54,7 +54,7 @@ def test_a_transformer_takes_much_less_memory_for_the_same_bits() -> None:
     }
     states, measured = [], []
     for module in (step, small):
-        trainer = train.Trainer(module)
+        trainer = train.Trainer(module, "reference")
         trainer.step(batch)
         tracemalloc.start()
         trainer.step(batch)
