@@ -97,13 +97,11 @@ def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
     space = collapse(batch, [view.layout.strides[:-2] for view in (product.a, b, product.c, *product.extras)])
     gemm = Gemm(
         m=m if static_m else None, n=n, k=k, dtype=dtype, a_row=product.a.strides[-2], a_k=product.a.strides[-1],
-        c_row=c_row if static_m else None, b_packed=is_weight, b_k=b.strides[-2],
+        c_row=c_row if static_m or c_row == n else None, b_packed=is_weight, b_k=b.strides[-2],
         b_column=b.strides[-1], batched=space.extents != (1,), epilogue=_epilogue(op, operands),
     )  # fmt: skip
     if not static_m:
-        gemm = replace(gemm, a_row=None)
-        if not is_weight:
-            gemm = replace(gemm, n=None, k=None, b_k=None)
+        gemm, tiling = _of_any_height(gemm, tiling, is_weight)
     elif not batch:
         tiling = _tuned(planner, gemm, (m, n, k), tiling)
     panels = _packed(planner, product, tiling)
@@ -132,6 +130,20 @@ def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
         given["scratch"] = Buffer(None)
         arguments = [given[each] for each in arguments_of(gemm) if each not in ("begin", "end", "thread")]
         planner.call(compiled, arguments, units, 2.0 * m * n * max(k, 1) * space.extents[-1], scratch)
+
+
+def _of_any_height(gemm: Gemm, tiling: Tiling, is_weight: bool) -> tuple[Gemm, Tiling]:
+    """The product for any number of rows: strides that follow from it are arguments of the kernel.
+
+    A tile has no registers for the places of rows at an unknown distance, so such rows are packed.
+    """
+    if not is_weight:
+        gemm = replace(gemm, n=None, k=None, b_k=None, c_row=None)
+    if gemm.a_row == 1:
+        return replace(gemm, a_k=None), tiling
+    if is_weight and gemm.a_row == gemm.k:
+        return gemm, tiling
+    return replace(gemm, a_row=None), replace(tiling, pack_a=True)
 
 
 def _tuned(planner: Planner, gemm: Gemm, sizes: tuple[int, int, int], default: Tiling) -> Tiling:

@@ -139,10 +139,8 @@ def choose_tiling(
     if n is not None and k is not None and n * k * element <= machine.l2 // 4:
         return replace(tiling, fetch_a=True)
     lines = -(-tiling.columns * dtype.bits // (8 * _LINE)) * tiling.unroll
-    if m is None:
-        # As if there were four tiles or more; for fewer the steps are prefetched as well.
-        return replace(tiling, spread=-(-lines // 4), ahead=AHEAD)
-    return replace(tiling, spread=-(-lines // -(-min(m, block) // rows)))
+    tiles = 4 if m is None else -(-min(m, block) // rows)
+    return replace(tiling, spread=-(-lines // tiles))
 
 
 def _stays(machine: Machine, b_k: Size, depth: int, element: int) -> bool:
