@@ -23,6 +23,7 @@ from .layers import (
     MaxPool2d,
     Operator,
     ReLU,
+    ReLU6,
     Residual,
     Sequential,
     Sigmoid,
@@ -37,5 +38,5 @@ __all__ = [
     "GELU", "GRU", "LSTM", "RNN", "AveragePool2d", "BCELoss", "BCEWithLogitsLoss", "BatchNorm", "Conv1d", "Conv2d",
     "Conv3d", "CrossEntropyLoss", "Dropout", "Embedding", "Flatten", "GlobalAveragePool", "GroupNorm", "InstanceNorm",
     "L1Loss", "Layer", "LayerNorm", "Linear", "Loss", "MSELoss", "MaxPool2d", "MultiHeadAttention", "NLLLoss",
-    "Operator", "Parameter", "RMSNorm", "ReLU", "Residual", "Sequential", "SiLU", "Sigmoid", "Tanh", "init",
+    "Operator", "Parameter", "RMSNorm", "ReLU", "ReLU6", "Residual", "Sequential", "SiLU", "Sigmoid", "Tanh", "init",
 ]  # fmt: skip

@@ -148,6 +148,14 @@ class ReLU(Operator):
         super().__init__("relu")
 
 
+class ReLU6(Layer):
+    """min(max(x, 0), 6)"""
+
+    def build(self, b: Builder, *tensors: Any) -> Tensor:
+        y: Tensor = b.clip(tensors[0], 0.0, 6.0)
+        return y
+
+
 class GELU(Operator):
     """x times the normal distribution's probability of less than x; `approximate="tanh"` for the usual estimate."""
 

@@ -201,6 +201,7 @@ def test_recurrent_layers() -> None:
 def test_small_layers() -> None:
     x = normal(2, 3, 4, 4)
     near(evaluate(nn.ReLU(), x), np.maximum(x, 0))
+    near(evaluate(nn.ReLU6(), 4 * x), np.clip(4 * x, 0, 6))
     near(evaluate(nn.SiLU(), x), x / (1 + np.exp(-x)))
     near(evaluate(nn.Flatten(), x), x.reshape(2, -1))
     near(evaluate(nn.MaxPool2d(2), x), x.reshape(2, 3, 2, 2, 2, 2).max((3, 5)))
