@@ -19,6 +19,7 @@ from ...graph.diagnostics import UsageError
 from ...graph.dtypes import DType
 from ...graph.module import Function, Module
 from ...graph.types import Type
+from .bounds import check_functions
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -27,17 +28,20 @@ _FLOATS = {"f16": "half", "bf16": "i16", "f32": "float", "f64": "double"}
 SUFFIXES = {"half": "f16", "float": "f32", "double": "f64"}
 
 
-def emit_module(module: Module, machine: Machine, entry: str = "") -> str:
+def emit_module(module: Module, machine: Machine, entry: str = "", checked: bool = False) -> str:
     """The LLVM IR of `module` for `machine`: what may be called from outside is the main function and its entry point.
 
-    With a name for the entry point, only that may be, so modules with equal names can be loaded together.
+    With a name for the entry point, only that may be, so modules with equal names can be loaded together. With
+    `checked`, each access of memory is checked (see `bounds`), and the table of arguments has bounds.
     """
     # These register what they emit; they build on this module, so they come in when it is complete.
     from . import emit_loops, emit_scalars  # noqa: F401
 
-    emitter = _Emitter(module, machine, is_hidden=bool(entry))
+    emitter = _Emitter(module, machine, is_hidden=bool(entry), checked=checked)
     bodies = [FunctionEmitter(emitter, function).text() for function in module.all_functions()]
-    bodies.append(_entry(module.main, entry or f"{module.main.key.name}_entry"))
+    bodies.append(_entry(module.main, entry or f"{module.main.key.name}_entry", checked))
+    if checked:
+        bodies.append(check_functions())
     return "\n".join([*bodies, *sorted(emitter.declarations), *_ATTRIBUTES, ""])
 
 
@@ -51,11 +55,11 @@ _ATTRIBUTES = (
 WORK = ("begin", "end", "thread")
 
 
-def _entry(function: Function, entry: str) -> str:
+def _entry(function: Function, entry: str, checked: bool) -> str:
     """What a program calls: `ENTRY(arguments, bases, begin, end, thread)`.
 
     `arguments` is a table of i64: for a buffer the number of its base in `bases` and an offset in bytes, for a scalar
-    the number itself.
+    the number itself. If bounds are checked, those follow a buffer's offset: where its memory begins and ends.
     """
     lines, given, place = [], [], 0
 
@@ -73,7 +77,12 @@ def _entry(function: Function, entry: str) -> str:
             lines.append(f"  %b{place} = load ptr, ptr %s{place}")
             lines.append(f"  %a{place} = getelementptr i8, ptr %b{place}, i64 {offset}")
             given.append(f"ptr %a{place}")
-            place += 2
+            if checked:
+                lines.append(f"  %i{place} = ptrtoint ptr %b{place} to i64")
+                for name, bound in (("l", word(place + 2)), ("h", word(place + 3))):
+                    lines.append(f"  %{name}{place} = add i64 %i{place}, {bound}")
+                given += [f"i64 %l{place}", f"i64 %h{place}"]
+            place += 4 if checked else 2
         else:
             given.append(f"i64 {word(place)}")
             place += 1
@@ -121,8 +130,9 @@ def literal(value: Any, dtype: DType) -> str:
 
 
 class _Emitter:
-    def __init__(self, module: Module, machine: Machine, is_hidden: bool) -> None:
+    def __init__(self, module: Module, machine: Machine, is_hidden: bool, checked: bool) -> None:
         self.module = module
+        self.checked = checked
         self.is_hidden = is_hidden
         self.machine = machine
         self.declarations: set[str] = set()
@@ -143,12 +153,18 @@ class FunctionEmitter:
         self.allocations: list[str] = []
         self.label = "entry"
         self.count = 0
+        self.checked = emitter.checked
+        # If bounds are checked: the addresses where the memory of each buffer begins and ends.
+        self.bounds: dict[Value, tuple[str, str]] = {}
+        self.access = 0
 
     def text(self) -> str:
         function = self.function
         for index, argument in enumerate(function.inputs):
             self.names[argument] = f"%a{index}"
-        parameters = ", ".join(f"{llvm_type(argument.type)} {self.names[argument]}" for argument in function.inputs)
+            if self.checked and isinstance(argument.type, types.BufferType):
+                self.bounds[argument] = f"%l{index}", f"%h{index}"
+        parameters = self.arguments(function.inputs)
         returned = self.block(function.block)
         is_main = function is self.emitter.module.main
         if len(returned) > 1 - is_main:
@@ -194,7 +210,21 @@ class FunctionEmitter:
     def address(self, buffer: Value, index: str) -> str:
         assert isinstance(buffer.type, types.BufferType)
         element = memory_type(buffer.type.dtype)
-        return self.emit(f"getelementptr inbounds {element}, ptr {self.names[buffer]}, i64 {index}")
+        return self.emit(f"{self.element_pointer} {element}, ptr {self.names[buffer]}, i64 {index}")
+
+    @property
+    def element_pointer(self) -> str:
+        """The instruction for an address in a buffer; what is still to be checked must not be promised."""
+        return "getelementptr" if self.checked else "getelementptr inbounds"
+
+    def arguments(self, values: Sequence[Value]) -> str:
+        """Values as a function takes them."""
+        given = []
+        for value in values:
+            given.append(f"{llvm_type(value.type)} {self.names[value]}")
+            if value in self.bounds:
+                given += [f"i64 {bound}" for bound in self.bounds[value]]
+        return ", ".join(given)
 
     # ---- structure -----------------------------------------------------------------------------------------------
 

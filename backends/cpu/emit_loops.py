@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ...graph import dtypes, types
-from ...graph.core import Operation
+from ...graph.core import Operation, Value
 from ...graph.types import Type
+from .bounds import checked_lanes, checked_pointer, checked_row
 from .emit_llvm import SUFFIXES, FunctionEmitter, emits, llvm_type, memory_type, operand_facts, splat
 from .emit_scalars import arithmetic
 
@@ -55,8 +56,7 @@ def _if(e: FunctionEmitter, op: Operation, operands: list[str]) -> list[str]:
 
 @emits("loop.call")
 def _call(e: FunctionEmitter, op: Operation, operands: list[str]) -> str | None:
-    arguments = [f"{llvm_type(value.type)} {name}" for value, name in zip(op.operand_values, operands, strict=True)]
-    call = f"@{op.attributes['callee']}({', '.join(arguments)})"
+    call = f"@{op.attributes['callee']}({e.arguments(op.operand_values)})"
     if op.results:
         return e.emit(f"call {llvm_type(op.result.type)} {call}")
     e.do(f"call void {call}")
@@ -96,11 +96,13 @@ def _load(e: FunctionEmitter, op: Operation, operands: list[str]) -> str:
     type = op.result.type
     stored, suffix, align = _memory(type)
     pointer = e.address(buffer, operands[1])
-    if len(operands) < 3:
+    mask_name = operands[2] if len(operands) > 2 else ""
+    pointer, mask_name = _checked(e, op, buffer, type, pointer, mask_name)
+    if not mask_name:
         loaded = e.emit(f"load {stored}, ptr {pointer}, align {align}")
     else:
         mask = f"<{type.lanes} x i1>"  # type: ignore[attr-defined]
-        arguments = [("ptr", f"align {align} {pointer}"), (mask, operands[2]), (stored, "zeroinitializer")]
+        arguments = [("ptr", f"align {align} {pointer}"), (mask, mask_name), (stored, "zeroinitializer")]
         loaded = e.intrinsic(f"llvm.masked.load.{suffix}.p0", stored, *arguments)
     return _from_memory(e, type, loaded)
 
@@ -113,12 +115,24 @@ def _store(e: FunctionEmitter, op: Operation, operands: list[str]) -> None:
     stored, suffix, align = _memory(value.type)
     name = _to_memory(e, value.type, operands[0])
     pointer = e.address(buffer, operands[2])
-    if len(operands) < 4:
+    mask_name = operands[3] if len(operands) > 3 else ""
+    pointer, mask_name = _checked(e, op, buffer, value.type, pointer, mask_name)
+    if not mask_name:
         e.do(f"store {stored} {name}, ptr {pointer}, align {align}")
     else:
         mask = f"<{value.type.lanes} x i1>"  # type: ignore[attr-defined]
-        arguments = [(stored, name), ("ptr", f"align {align} {pointer}"), (mask, operands[3])]
+        arguments = [(stored, name), ("ptr", f"align {align} {pointer}"), (mask, mask_name)]
         e.intrinsic(f"llvm.masked.store.{suffix}.p0", "void", *arguments)
+
+
+def _checked(e: FunctionEmitter, op: Operation, buffer: Value, type: Type, pointer: str, mask: str) -> tuple[str, str]:
+    """The address and the mask of an access in a row, made harmless if bounds are checked."""
+    if not e.checked:
+        return pointer, mask
+    lanes = type.lanes if isinstance(type, types.VectorType) else 1
+    if mask:
+        return pointer, checked_row(e, op, buffer, pointer, mask, lanes)
+    return checked_pointer(e, op, buffer, pointer, _memory(type)[2] * lanes), ""
 
 
 @emits("loop.gather")
@@ -158,8 +172,11 @@ def _pointers(
     assert isinstance(type, types.VectorType)
     assert isinstance(home, types.BufferType)
     element = memory_type(home.dtype)
-    pointers = e.emit(f"getelementptr inbounds {element}, ptr {buffer}, {llvm_type(type)} {indices}")
-    return pointers, mask[0] if mask else splat(types.vector(dtypes.bool_, type.lanes), "true")
+    pointers = e.emit(f"{e.element_pointer} {element}, ptr {buffer}, {llvm_type(type)} {indices}")
+    lanes = mask[0] if mask else splat(types.vector(dtypes.bool_, type.lanes), "true")
+    if e.checked:
+        lanes = checked_lanes(e, op, op.operand_values[position], pointers, lanes, type.lanes)
+    return pointers, lanes
 
 
 @emits("loop.alloc")
@@ -167,6 +184,10 @@ def _alloc(e: FunctionEmitter, op: Operation, operands: list[str]) -> str:
     name = e.fresh()
     element = memory_type(op.attributes["element"].dtype)
     e.allocations.append(f"  {name} = alloca [{op.attributes['size']} x {element}], align 64")
+    if e.checked:
+        bytes = int(op.attributes["size"]) * max(op.attributes["element"].dtype.bits // 8, 1)
+        low = e.emit(f"ptrtoint ptr {name} to i64")
+        e.bounds[op.result] = low, e.emit(f"add i64 {low}, {bytes}")
     return name
 
 
@@ -174,6 +195,8 @@ def _alloc(e: FunctionEmitter, op: Operation, operands: list[str]) -> str:
 def _view(e: FunctionEmitter, op: Operation, operands: list[str]) -> str:
     buffer = op.operands[0]
     assert buffer is not None
+    if e.checked:
+        e.bounds[op.result] = e.bounds[buffer]
     return e.address(buffer, operands[1])
 
 

@@ -23,6 +23,7 @@ from ...graph.lowerings.builder import data_of
 from ...graph.module import Module
 from ...passes.manager import PassManager
 from ..executable import Executable, owned
+from .bounds import BOUNDS_VARIABLE
 from .library import KernelLibrary
 from .machine import machine, usable_cores
 from .planner import Planner, Shared
@@ -150,6 +151,8 @@ class CpuExecutable(Executable):
         """
         from .bundle import recording_store, write_bundle
 
+        if self._shared.library.checked:
+            raise UsageError("cpu/bounds", f"code that checks bounds ({BOUNDS_VARIABLE}) cannot be saved")
         store = recording_store()
         shared = Shared(KernelLibrary(machine(), store), self.threads, tuner=self._shared.tuner)
         twin = CpuExecutable(self.module, self.threads, shared)

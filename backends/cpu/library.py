@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ...graph.module import Module
+from .bounds import checks_bounds
 from .cache import default_cache, key_of
 from .compile_queue import CompileQueue, Task
 from .emit_llvm import emit_module
@@ -74,7 +75,9 @@ class KernelLibrary:
         self.machine = machine
         self.compiled = 0
         self.loaded = 0
-        self._disk: Store | None = default_cache() if store is None else store
+        self.checked = checks_bounds()
+        # Checked code has addresses of this process in it.
+        self._disk: Store | None = None if self.checked else default_cache() if store is None else store
         self._by_key: dict[Hashable, Kernel] = {}
         self._by_symbol: dict[str, Kernel] = {}
         self._waiting: list[_Waiting] = []
@@ -121,7 +124,7 @@ class KernelLibrary:
         return self._by_symbol.get(symbol) or self._stored(symbol, disk_key, name)
 
     def _new(self, key: Hashable, module: Module, name: str) -> Kernel:
-        text = emit_module(module, self.machine, _ENTRY)
+        text = emit_module(module, self.machine, _ENTRY, self.checked)
         symbol = _NAME + hashlib.sha256(text.encode()).hexdigest()[:24]
         disk_key = key_of(text, self.machine)
         place = self._place(key, name)

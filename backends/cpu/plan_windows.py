@@ -131,15 +131,17 @@ def clear_halo(planner: Planner, view: View, halo: Halo) -> None:
 def padded(planner: Planner, view: View, geometry: Geometry, order: Sequence[int]) -> View:
     """The image with zeros around it as far as the window reads, its axes in `order`."""
     is_in_order = view.strides[order[-1]] == 1 or view.shape[order[-1]] == 1
-    if is_in_order and not geometry.is_padded:
+    # Padding of less than nothing leaves the border of the image out, which needs no room.
+    before, after = (tuple(max(0, room) for room in rooms) for rooms in (geometry.before, geometry.after))
+    is_padded = any(before) or any(after)
+    if is_in_order and not is_padded:
         return view
     there = planner.halos.get(view.storage)
     if is_in_order and there is not None and there[0] == view.layout:
         rooms = zip((*there[1].before, *there[1].after), (*geometry.before, *geometry.after), strict=True)
         if all(room >= needed for room, needed in rooms):
             return view
-    halo = Halo(geometry.before, geometry.after) if geometry.is_padded else None
-    return planner.copied(view, order, halo)
+    return planner.copied(view, order, Halo(before, after) if is_padded else None)
 
 
 @plans("kernel.conv")
@@ -150,6 +152,9 @@ def plan_conv(planner: Planner, op: Operation) -> None:
     x, shape = planner.view(source), planner.shape(op.result)
     groups = int(op.attr("group"))
     order = channels_last(len(shape))
+    if not x.layout.size or not planner.view(weight).layout.size:
+        _sums_of_nothing(planner, op, order)
+        return
     channels = x.shape[1] // groups
     is_planar = channels <= PLANAR_CHANNELS and groups == 1 and x.strides[1] != 1
     x = padded(planner, x, geometry, tuple(range(len(shape))) if is_planar else order)
@@ -255,7 +260,7 @@ def _convolve(
     planes, rows, pixels = _places(places, static)
     conv = Conv(
         window, x.shape[1] // groups, y.shape[1] // groups, y.dtype, groups, planes, rows, pixels,
-        _layout(x, static), _layout(y, static), _epilogue(op, extras, static),
+        _layout(x, static, True), _layout(y, static), _epilogue(op, extras, static),
     )  # fmt: skip
     fewer = None if filters.key is None else choose_winograd(conv, machine, rows=places[1], pixels=places[2])
     if fewer is not None:
@@ -313,6 +318,9 @@ def plan_conv_transpose(planner: Planner, op: Operation) -> None:
     definition = op.definition
     assert isinstance(definition, Windowed)
     w, shape = planner.view(weight), planner.shape(op.result)
+    if not w.layout.size or not math.prod(planner.shape(source)):
+        _sums_of_nothing(planner, op, channels_last(len(shape)))
+        return
     window = definition.window(op, [planner.shape(source), w.shape])
     before, _ = transposed_sizes(op, window, planner.shape(source)[2:])
     phases = transposed_phases(
@@ -359,6 +367,13 @@ def _every(view: View, first: Sequence[int], strides: Sequence[int], extents: Se
     return view.seen(layout)
 
 
+def _sums_of_nothing(planner: Planner, op: Operation, order: Sequence[int]) -> None:
+    """The result where there is no input or no filter: all windows see padding alone."""
+    y = planner.new(op.result, order)
+    extras = [planner.view(value).broadcast(y.shape) for value in extras_of(op)]
+    _untouched(planner, op, (y, *extras))
+
+
 def _untouched(planner: Planner, op: Operation, views: Sequence[View]) -> None:
     """Outputs that no input adds to: what the epilogue makes of 0."""
     target, *extras = views
@@ -368,7 +383,7 @@ def _untouched(planner: Planner, op: Operation, views: Sequence[View]) -> None:
         if block is None:
             return [0]
         lanes = given[0].type if given else None
-        zero = 0.0 if lanes is None else b.constant(0, lanes)  # type: ignore[arg-type]
+        zero = 0.0 if lanes is None else b.constant(0, lanes)
         return interpret(block, ScalarEmitter(b), [zero, *given])
 
     emit(planner, "zero", body, ("untouched", target.dtype, _signature(op)), extras, [target], 1)
@@ -381,7 +396,7 @@ def convolve_depthwise(
     places, machine, weight = _three(y.shape[2:]), planner.machine, op.operand_values[1]
     planes, rows, pixels = _places(places, static)
     kernel = Depthwise(
-        geometry.window, y.shape[1], y.dtype, planes, rows, pixels, _layout(x, static), _layout(y, static),
+        geometry.window, y.shape[1], y.dtype, planes, rows, pixels, _layout(x, static, True), _layout(y, static),
         _epilogue(op, extras, static),
     )  # fmt: skip
     tiling = choose_depthwise_tiling(kernel, machine)
@@ -414,7 +429,7 @@ def plan_pool(planner: Planner, op: Operation) -> None:
     planes, rows, pixels = _places(places, static)
     pool = Pool(
         str(op.attr("kind")), geometry.window, shape[1] if static else None, y.dtype,
-        bool(op.attr("count_include_pad")), planes, rows, pixels, _layout(x, static), _layout(y, static),
+        bool(op.attr("count_include_pad")), planes, rows, pixels, _layout(x, static, True), _layout(y, static),
         _epilogue(op, extras, static),
     )  # fmt: skip
     key = ("pool", _without_body(pool), _signature(op))
@@ -437,7 +452,7 @@ def _arguments(planner: Planner, start: int, x: View, y: View, extras: Sequence[
     given: dict[str, Argument] = {"images": y.shape[0], "planes": planes, "rows": rows, "pixels": pixels}
     for name, view in (("x", x), ("y", y), *((f"e{index}", view) for index, view in enumerate(extras))):
         given[name] = planner.buffer(view, start if name == "x" else 0)
-        given |= {f"{name}_{dim}": stride for dim, stride in zip(_DIMS, _strides(view), strict=True)}
+        given |= {f"{name}_{dim}": stride for dim, stride in zip(_DIMS, _strides(view, name == "x"), strict=True)}
     return given
 
 
@@ -452,15 +467,18 @@ def _three(spatial: Sequence[int], missing: int = 1) -> tuple[int, int, int]:
     return depth, height, width
 
 
-def _strides(view: View) -> tuple[int, ...]:
-    """Strides of image, plane, row, pixel, channel; 0 for dims of size 1."""
-    strides = [stride if size > 1 else 0 for size, stride in zip(view.shape, view.strides, strict=True)]
+def _strides(view: View, is_read_around: bool = False) -> tuple[int, ...]:
+    """Strides of image, plane, row, pixel, channel; 0 for dims of size 1, unless windows read around the image."""
+    strides = [
+        stride if size > 1 or (is_read_around and axis > 1) else 0
+        for axis, (size, stride) in enumerate(zip(view.shape, view.strides, strict=True))
+    ]
     missing = 5 - len(strides)
     return strides[0], *(0,) * missing, *strides[2:], view.strides[1]
 
 
-def _layout(view: View, static: bool) -> Layout:
-    image, plane, row, pixel, channel = _strides(view)
+def _layout(view: View, static: bool, is_read_around: bool = False) -> Layout:
+    image, plane, row, pixel, channel = _strides(view, is_read_around)
 
     def size(stride: int) -> int | None:
         return stride if static or stride == 0 else None

@@ -173,7 +173,7 @@ class Planner:
             if isinstance(op.definition, ViewOp):
                 self._located(op, self._view)
             elif isinstance(op.definition, KernelOp):
-                self._located(op, lambda op: _PLANS[op.name](self, op))
+                self._located(op, self._kernel)
 
     # ---- what is known of values ---------------------------------------------------------------------------------
 
@@ -347,6 +347,13 @@ class Planner:
             layout = definition.view(op, source.layout, lambda index: self._operand(operands[index]))
             assert layout is not None
         self.define(op.result, View(source.storage, dtype_of(op.result), layout))
+
+    def _kernel(self, op: Operation) -> None:
+        if any(math.prod(self.shape(result)) for result in op.results):
+            _PLANS[op.name](self, op)
+            return
+        for result in op.results:  # nothing to compute
+            self.new(result)
 
     def _located(self, op: Operation, plan: Callable[[Operation], None]) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import numpy as np
 
 from ...graph.core import Operation, Value
 from ...graph.diagnostics import ExecutionError
+from . import bounds
 from .memory_plan import Lifetime, place
 from .planner import Buffer, Call, Planner, Storage, View, dtype_of
 from .runtime import STEP_WORDS, Pool, runtime
@@ -44,9 +46,12 @@ class Program:
                 self.outputs.append((planner.shape(value), dtype_of(value).numpy))
         self.calls, self._faults = planner.calls, planner.faults
         self._fault_base = FIRST_FREE + len(segment.inputs) + len(self.outputs)
+        self._checked = planner.library.checked
+        self._input_bytes = [math.prod(planner.shape(v)) * dtype_of(v).numpy.itemsize for v in segment.inputs]
         self._arenas: list[tuple[np.ndarray, int]] = []
         self.parallel = any(call.parts > 1 for call in self.calls)
         self._keep: list[np.ndarray] = []
+        self._threads = planner.threads
         scratch = self._place(slots, planner.threads)
         self._tables = [self._table(call, slots, offset) for call, offset in zip(self.calls, scratch, strict=True)]
         rows = [
@@ -81,19 +86,26 @@ class Program:
                 continue
             storage = argument.storage
             if storage is None:
-                words += [ARENA, scratch]
-            elif storage.array is not None:
-                self._keep.append(storage.array)
-                words += [NULL, storage.array.ctypes.data + argument.offset]
-            elif storage in slots:
-                words += [slots[storage], argument.offset]
-            elif storage.fault is not None:
-                words += [self._fault_base, 16 * storage.fault + argument.offset]
-            elif storage.slot is not None:
-                words += [FIRST_FREE + storage.slot, argument.offset]
+                base, start, size = ARENA, scratch, call.scratch * max(1, min(self._threads, call.parts))
             else:
-                words += [ARENA, self._offsets[storage] + argument.offset]
+                base, start, size = self._memory(storage, slots)
+            words += [base, start + argument.offset]
+            if self._checked:
+                words += [start, start + size]
         return np.array(words, np.int64)
+
+    def _memory(self, storage: Storage, slots: dict[Storage, int]) -> tuple[int, int, int]:
+        """Where a storage lies: the number of its base, its first byte from there, and how many it has."""
+        if storage.array is not None:
+            self._keep.append(storage.array)
+            return NULL, storage.array.ctypes.data, storage.array.nbytes
+        if storage in slots:
+            return slots[storage], 0, storage.bytes
+        if storage.fault is not None:
+            return self._fault_base, 16 * storage.fault, 16
+        if storage.slot is not None:
+            return FIRST_FREE + storage.slot, 0, self._input_bytes[storage.slot]
+        return ARENA, self._offsets[storage], storage.bytes
 
     def run(self, pool: Pool | None, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs for contiguous input arrays; those that were not known before are fresh arrays."""
@@ -113,6 +125,10 @@ class Program:
         except IndexError:
             arena = np.empty(self.arena_bytes + 64, np.uint8)
             memory = arena, -(-address_of(arena) // 64) * 64
+        if self._checked:
+            bounds.forget()
+            for fresh in (memory[0], *arrays[len(self._input_bytes) :]):
+                fresh.reshape(-1).view(np.uint8).fill(bounds.UNWRITTEN)
         addresses = [0, memory[1], *(address_of(each) for each in arrays)]
         if self._faults:
             faults = np.zeros((len(self._faults), 2), np.int64)
@@ -124,6 +140,8 @@ class Program:
             runtime().run(*self._job, bases.buffer_info()[0])
         if len(self._arenas) < MOST_ARENAS:
             self._arenas.append(memory)
+        if self._checked:
+            bounds.complain()
         if self._faults and faults[:, 0].any():
             place = int(np.flatnonzero(faults[:, 0])[0])
             raise _fault(self._faults[place], int(faults[place, 1]))
