@@ -7,7 +7,7 @@ heads for keys, and a soft cap. They take f32 and [batch, length, heads * size].
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -24,8 +24,16 @@ from .fuse_attention_scores import near
 from .fuse_attention_views import shape_of
 from .fuse_for_onnxruntime_activations import DOMAIN
 from .fuse_for_onnxruntime_masks import RuntimeMask, all_keys, build_bias, read_mask, zeros_for_hidden
-from .fuse_for_onnxruntime_operands import HEADS_FIRST, Packed, Projection, equal_by_count, pack, projection_of
-from .proofs import reshape_target, same_dims
+from .fuse_for_onnxruntime_operands import (
+    HEADS_FIRST,
+    LENGTH_FIRST,
+    Packed,
+    Projection,
+    equal_by_count,
+    pack,
+    projection_of,
+)
+from .proofs import made_by, reshape_target, same_dims
 from .rules import Match, Mismatch, OpRule, Verdict
 
 # GroupQueryAttention wants heads of a multiple of this size.
@@ -51,6 +59,12 @@ class Plan:
         """Keys and values that come before the new ones, [batch, heads, length, size] both."""
         key, value = self.op.input(4), self.op.input(5)
         return None if key is None or value is None else (key, value)
+
+    @property
+    def is_length_first(self) -> bool:
+        """Whether the result is wanted as [length, batch, width]."""
+        users = [] if self.last is self.op else list(self.op.results[0].users)
+        return bool(users) and tuple(users[0].attr("perm") or ()) == LENGTH_FIRST
 
     @property
     def has_known_lengths(self) -> bool:
@@ -93,6 +107,8 @@ class RuntimeAttention(OpRule):
             m.context.remark(
                 "fuse-for-onnxruntime/nan", "attention gives NaN where an operand is NaN, not 0", found.op.location
             )
+        if found.is_length_first:
+            result = b.transpose(result, perm=[1, 0, 2])
         own, wanted = shape_of(result) or (), shape_of(old) or ()
         if found.last.name == "transpose":
             result = b.reshape(result, [0, 0, found.heads.queries, found.heads.value_size])
@@ -180,8 +196,11 @@ def _last(op: Operation, batch: Dim, length: Dim, width: int) -> Operation | Non
     if shape is not None and len(shape) == 3:
         return op
     transpose = _only_user(op.results[0], "transpose")
-    if transpose is None or tuple(transpose.attr("perm") or ()) != HEADS_FIRST:
+    perm = tuple(transpose.attr("perm") or ()) if transpose is not None else ()
+    if transpose is None or perm not in (HEADS_FIRST, LENGTH_FIRST):
         return None
+    if perm == LENGTH_FIRST:
+        batch, length = length, batch
     reshape = _only_user(transpose.result, "reshape")
     found = shape_of(reshape.result) if reshape is not None else None
     if reshape is None or found is None:
@@ -213,8 +232,16 @@ def _projections(m: Match, packed: tuple[Packed, ...], rows: tuple[Dim, Dim]) ->
     """The projections of query, key and value if all are of one x; none otherwise."""
     found = [projection_of(m, operand.flat) for operand in packed]
     projections = tuple(each for each in found if each is not None)
+    turned = {operand.is_transposed for operand in packed}
     if len(projections) < len(packed) or any(each.x is not projections[0].x for each in projections):
         return ()
+    if True in turned:
+        # Rows are projected one by one, so they may be so before they are transposed.
+        transpose = made_by(projections[0].x, "transpose")
+        x = transpose.operands[0] if transpose is not None else None
+        if len(turned) > 1 or transpose is None or x is None or tuple(transpose.attr("perm") or ()) != (1, 0, 2):
+            return ()
+        projections = tuple(replace(each, x=x) for each in projections)
     return projections if _rows_target(projections[0].x, rows) is not None else ()
 
 

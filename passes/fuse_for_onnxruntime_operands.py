@@ -21,6 +21,7 @@ from .proofs import ints, made_by, reshape_target, same_dims
 from .rules import Match
 
 HEADS_FIRST = (0, 2, 1, 3)
+LENGTH_FIRST = (2, 0, 1, 3)
 
 # Makes a value at the place of a builder.
 Make: TypeAlias = Callable[[OpBuilder], Value]
@@ -29,10 +30,11 @@ Make: TypeAlias = Callable[[OpBuilder], Value]
 @dataclass(frozen=True)
 class Packed:
     """An operand as [batch, length, heads * size]. `flat` is what it is a reshape of, [batch * length, width], or
-    itself; `ops` are the operations that it makes superfluous."""
+    itself; a transpose of it if `is_transposed`."""
 
     make: Make
     flat: Value
+    is_transposed: bool = False
 
 
 def pack(value: Value, dims: tuple[Dim, Dim, int, int]) -> Packed | None:
@@ -47,6 +49,9 @@ def pack(value: Value, dims: tuple[Dim, Dim, int, int]) -> Packed | None:
     rotary = made_by(value, "rotary_embedding")
     if rotary is not None:
         return _packed_rotary(value, rotary, dims)
+    first = _pack_length_first(value, dims)
+    if first is not None:
+        return first
     transpose = made_by(value, "transpose")
     if transpose is None or tuple(transpose.attr("perm") or ()) != HEADS_FIRST:
         return None
@@ -67,6 +72,27 @@ def pack(value: Value, dims: tuple[Dim, Dim, int, int]) -> Packed | None:
     if not rows_fit or target is None:
         return joined
     return Packed(lambda b: b.reshape(source, target), source)
+
+
+def _pack_length_first(value: Value, dims: tuple[Dim, Dim, int, int]) -> Packed | None:
+    """An operand that was made from [length, batch, heads * size] by way of [length, batch * heads, size].
+
+    torch's multi-head attention works so; instead of a reshape, a transpose and a reshape it takes one transpose.
+    """
+    batch, length, heads, size = dims
+    swapped = made_by(value, "transpose")
+    turned = swapped is not None and tuple(swapped.attr("perm") or ()) == (0, 1, 3, 2)
+    outer = made_by(swapped.operands[0] if swapped is not None and turned else value, "reshape")
+    transpose = made_by(outer.operands[0], "transpose") if outer is not None else None
+    inner = made_by(transpose.operands[0], "reshape") if transpose is not None else None
+    if transpose is None or inner is None:
+        return None
+    source, joined = inner.operands[0], batch * heads
+    fits = tuple(transpose.attr("perm") or ()) == ((1, 2, 0) if turned else (1, 0, 2))
+    fits = fits and same_dims(shape_of(inner.result), (length, joined, size))
+    if source is None or not fits or not same_dims(shape_of(source), (length, batch, heads * size)):
+        return None
+    return Packed(lambda b: b.transpose(source, perm=[1, 0, 2]), source, is_transposed=True)
 
 
 def equal_by_count(left: Sequence[Dim], right: Sequence[Dim]) -> bool:
@@ -185,4 +211,4 @@ def _constant(m: Match, value: Value | None) -> np.ndarray | None:
     return data.numpy()
 
 
-__all__ = ["HEADS_FIRST", "Make", "Packed", "Projection", "equal_by_count", "pack", "projection_of"]
+__all__ = ["HEADS_FIRST", "LENGTH_FIRST", "Make", "Packed", "Projection", "equal_by_count", "pack", "projection_of"]

@@ -217,6 +217,25 @@ def test_keys_and_values_with_heads_first() -> None:
     check(b.build(), ["Expand", "MultiHeadAttention"], feeds)
 
 
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("batch", [1, BATCH])
+def test_tensors_with_the_length_first(flat: bool, batch: int) -> None:
+    """As torch's multi-head attention has them: [length, batch, width], heads joined with the batch."""
+    b = Builder(opset=18)
+    operands = []
+    for name in "qkv":
+        x = b.reshape(b.input(name, f32[LENGTH, batch, WIDTH]), [LENGTH, batch * HEADS, SIZE])
+        if name == "k":
+            turned = b.reshape(b.transpose(x, perm=[1, 2, 0]), [batch, HEADS, SIZE, LENGTH])
+            operands.append(b.transpose(turned, perm=[0, 1, 3, 2]))
+        else:
+            operands.append(b.reshape(b.transpose(x, perm=[1, 0, 2]), [batch, HEADS, LENGTH, SIZE]))
+    result = b.transpose(b.attention(*operands), perm=[2, 0, 1, 3])
+    b.output(b.reshape(result, [LENGTH * batch, WIDTH] if flat else [LENGTH, batch, WIDTH]), "y")
+    feeds = {name: random(LENGTH, batch, WIDTH) for name in "qkv"}
+    check(b.build(), ["MultiHeadAttention", *["Transpose"] * 4, *(["Reshape"] if flat else [])], feeds)
+
+
 def test_queries_with_heads_first_stay() -> None:
     b = Builder(opset=18)
     q, k, v = (b.input(name, f32[BATCH, HEADS, LENGTH, SIZE]) for name in "qkv")
@@ -285,6 +304,21 @@ def test_projections_of_one_tensor(bias: bool, form: str) -> None:
     flat = form.startswith("gemm")
     x = random(BATCH * LENGTH, 6) if flat else random(BATCH, LENGTH, 6)
     check(projected(bias, form), ["Attention", *(["Reshape"] * 2 if flat else [])], {"x": x})
+
+
+def test_projections_with_the_length_first() -> None:
+    b = Builder(opset=18)
+    x = b.transpose(b.input("x", f32[BATCH, LENGTH, 6]), perm=[1, 0, 2])
+    whole = b.add(b.matmul(x, random(6, 3 * WIDTH)), random(3 * WIDTH))
+    heads = [
+        b.reshape(
+            b.transpose(b.reshape(v, [LENGTH, BATCH * HEADS, SIZE]), perm=[1, 0, 2]), [BATCH, HEADS, LENGTH, SIZE]
+        )
+        for v in b.split(whole, [WIDTH] * 3, axis=-1, outputs=3)
+    ]
+    result = b.transpose(b.attention(*heads), perm=[2, 0, 1, 3])
+    b.output(b.reshape(result, [LENGTH, BATCH, WIDTH]), "y")
+    check(b.build(), ["Attention", "Transpose"], {"x": random(BATCH, LENGTH, 6)})
 
 
 def test_values_of_another_width() -> None:
