@@ -19,6 +19,7 @@ from ..graph.builder import OpBuilder
 from ..graph.core import Block, Operation, Value
 from ..graph.dims import FreshSymbols
 from ..graph.lowerings.builder import KernelBuilder
+from ..graph.lowerings.expansions import expand
 from ..graph.opdef import Trait
 from ..graph.types import TensorType
 from .base import Pass
@@ -89,7 +90,7 @@ def lower(op: Operation, known: set[Value], symbols: FreshSymbols, rewriter: Rew
 
 
 def _by_parts(op: Operation, known: set[Value], symbols: FreshSymbols, rewriter: Rewriter) -> list[Value | None] | None:
-    """The decomposition of `op`, if all parts that need a kernel have one."""
+    """The expansion or decomposition of `op`, if all parts that need a kernel have one."""
     assert op.parent is not None
     parts: list[Operation] = []
 
@@ -97,7 +98,7 @@ def _by_parts(op: Operation, known: set[Value], symbols: FreshSymbols, rewriter:
         parts.append(new)
         rewriter.on_create(new)
 
-    found = op.definition.decompose(op, OpBuilder(op.parent, symbols, op, op.location, created))
+    found = expand(op, OpBuilder(op.parent, symbols, op, op.location, created))
     if found is None:
         return None
     values: list[Value | None] = list(found)

@@ -57,7 +57,7 @@ class Specializations:
     def covers(self, op: Operation) -> bool:
         """Whether `op` has run, and by kernels each time."""
         forms = self._forms.get(op)
-        return bool(forms) and None not in forms.values()
+        return forms is not None and len(forms) > 0 and None not in forms.values()
 
     def _make(self, op: Operation, operands: Sequence[Any]) -> Special | None:
         from .executable import CpuExecutable
@@ -79,10 +79,10 @@ class Specializations:
 
 def _is_open(op: Operation) -> bool:
     """Whether a run knows more of `op` than its types say."""
-    if op.regions or not op.definition.is_known or not op.definition.is_pure:
+    if op.regions or not op.definition.is_known:
         return False
-    is_ranked = all(isinstance(v.type, TensorType) and v.type.shape is not None for v in op.operand_values)
-    return bool(deciding_operands(op.definition)) or not is_ranked
+    is_static = all(isinstance(v.type, TensorType) and v.type.is_static for v in op.operand_values)
+    return bool(deciding_operands(op.definition)) or not is_static
 
 
 def _module_of(op: Operation, operands: Sequence[Any]) -> tuple[Module, list[int]]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..core import Operation, Value
-from ..dtypes import bool_
+from ..dtypes import bool_, i32, i64
 from ..types import tensor
 from .builder import KernelBuilder, all_native, constant_ints, dtype_of, rank_of, shape_of, tensor_type
 from .rules import lowers
@@ -115,8 +115,10 @@ def trilu(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
 def one_hot(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     """Compare each index with all places; negative ones count from the end, those outside are nowhere."""
     indices, depth, values = op.operand_values
-    if not all_native(op) or dtype_of(indices).kind != "int" or constant_ints(depth) is None:
+    if not all_native(op) or constant_ints(depth) is None:
         return None
+    if dtype_of(indices) not in (i32, i64):
+        indices = k.map(lambda s, index: s.cast(index, i64), [indices], tensor_type(indices).with_dtype(i64))
     count = (constant_ints(depth) or [0])[0]
     rank = rank_of(op.result)
     axis = int(op.attr("axis")) % rank

@@ -1,0 +1,259 @@
+"""Linear functions as matrix products: Einsum, Fourier transforms, affine grids, determinants of small matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..builder import OpBuilder
+from ..core import Operation, Value
+from ..dtypes import f64
+from ..types import TensorType
+from .builder import constant_ints, dtype_of, is_native, rank_of
+from .expansions import expands
+
+# A transform by a larger matrix would take too much memory, and too long.
+MOST_ELEMENTS = 1 << 22
+
+
+def _static(value: Value | None) -> tuple[int, ...] | None:
+    return value.type.static_shape if value is not None and isinstance(value.type, TensorType) else None
+
+
+def _ints(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.int64)
+
+
+# ---- einsum ----------------------------------------------------------------------------------------------------------
+
+
+@expands("Einsum")
+def einsum(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
+    """Operand after operand: each pair becomes one product, labels that nobody needs any more are summed up."""
+    shapes = [_static(value) for value in op.operand_values]
+    if any(shape is None for shape in shapes) or not all(map(is_native, op.operand_values)):
+        return None
+    if not dtype_of(op.result).is_float:
+        return None
+    labels, wanted = _labels(str(op.attr("equation")), [len(shape or ()) for shape in shapes])
+    terms = [_Term(b, value, letters) for value, letters in zip(op.operand_values, labels, strict=True)]
+    terms = [term.without_repeats() for term in terms]
+    total = terms[0]
+    for index, other in enumerate(terms[1:], 1):
+        needed = {*wanted, *(letter for term in terms[index + 1 :] for letter in term.labels)}
+        total = _contracted(total, other, needed)
+    return [total.summed(set(wanted)).ordered(wanted).value]
+
+
+def _labels(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """The letters of each operand and of the result; dims of an ellipsis get upper-case Greek ones."""
+    text = equation.replace(" ", "")
+    left, arrow, right = text.partition("->")
+    terms = left.split(",")
+    hidden = max(
+        (rank - len(t.replace("...", "")) for t, rank in zip(terms, ranks, strict=True) if "..." in t), default=0
+    )
+    greek = "".join(chr(0x391 + index) for index in range(hidden))
+    named = []
+    for term, rank in zip(terms, ranks, strict=True):
+        count = rank - len(term.replace("...", ""))
+        named.append(term.replace("...", greek[hidden - count :] if count else ""))
+    if arrow:
+        return named, right.replace("...", greek)
+    letters = "".join(terms).replace(".", "")
+    return named, greek + "".join(sorted(letter for letter in set(letters) if letters.count(letter) == 1))
+
+
+class _Term:
+    """A tensor of static sizes with a letter for each dim."""
+
+    def __init__(self, b: OpBuilder, value: Value, labels: str) -> None:
+        self.b, self.value, self.labels = b, value, labels
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return dict(zip(self.labels, _static(self.value) or (), strict=True))
+
+    def without_repeats(self) -> _Term:
+        """The diagonal where a letter stands twice: every (n + 1)-th element of both dims as one."""
+        for letter in self.labels:
+            while self.labels.count(letter) > 1:
+                rest = [i for i, other in enumerate(self.labels) if other != letter]
+                twice = [i for i, other in enumerate(self.labels) if other == letter]
+                shape = _static(self.value) or ()
+                size = shape[twice[0]]
+                moved = self.b.transpose(self.value, perm=[*rest, *twice[2:], *twice[:2]])
+                kept = [shape[i] for i in (*rest, *twice[2:])]
+                flat = self.b.reshape(moved, _ints(*kept, size * size))
+                last = _ints(len(kept))
+                diagonal = self.b.slice(flat, _ints(0), _ints(size * size), last, _ints(size + 1))
+                labels = "".join(self.labels[i] for i in (*rest, *twice[2:])) + letter
+                return _Term(self.b, diagonal, labels).without_repeats()
+        return self
+
+    def summed(self, needed: set[str]) -> _Term:
+        axes = [axis for axis, letter in enumerate(self.labels) if letter not in needed]
+        if not axes:
+            return self
+        labels = "".join(letter for letter in self.labels if letter in needed)
+        return _Term(self.b, self.b.reduce_sum(self.value, _ints(*axes), keepdims=0), labels)
+
+    def ordered(self, labels: str) -> _Term:
+        if labels == self.labels:
+            return self
+        return _Term(self.b, self.b.transpose(self.value, perm=[self.labels.index(x) for x in labels]), labels)
+
+    def shaped(self, *groups: str) -> Value:
+        """As a tensor with one dim for each group of letters."""
+        moved = self.ordered("".join(groups))
+        sizes = [math.prod(moved.sizes[letter] for letter in group) for group in groups]
+        result: Value = self.b.reshape(moved.value, _ints(*sizes))
+        return result
+
+
+def _contracted(x: _Term, y: _Term, needed: set[str]) -> _Term:
+    """The product of two terms, over the letters that nobody needs."""
+    b = x.b
+    x, y = x.summed({*needed, *y.labels}), y.summed({*needed, *x.labels})
+    x, y = _unbroadcast(x, y), _unbroadcast(y, x)
+    shared = "".join(letter for letter in x.labels if letter in y.labels)
+    batch = "".join(letter for letter in shared if letter in needed)
+    inner = "".join(letter for letter in shared if letter not in needed)
+    rows = "".join(letter for letter in x.labels if letter not in shared)
+    columns = "".join(letter for letter in y.labels if letter not in shared)
+    sizes = {**x.sizes, **y.sizes}
+    product = b.matmul(x.shaped(batch, rows, inner), y.shaped(batch, inner, columns))
+    labels = batch + rows + columns
+    return _Term(b, b.reshape(product, _ints(*[sizes[letter] for letter in labels])), labels)
+
+
+def _unbroadcast(x: _Term, y: _Term) -> _Term:
+    """x without dims of size 1 that are larger in y."""
+    other = y.sizes
+    axes = [axis for axis, (letter, size) in enumerate(x.sizes.items()) if size == 1 and other.get(letter, 1) > 1]
+    if not axes:
+        return x
+    labels = "".join(letter for axis, letter in enumerate(x.labels) if axis not in axes)
+    return _Term(x.b, x.b.squeeze(x.value, _ints(*axes)), labels)
+
+
+# ---- Fourier transforms ----------------------------------------------------------------------------------------------
+
+
+@expands("DFT")
+def dft(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
+    """A product with the matrix of the transform."""
+    x = op.operand_values[0]
+    shape = _static(x)
+    length, axis = constant_ints(op.input(1)), constant_ints(op.input(2))
+    if shape is None or not is_native(x) or (op.input(1) is not None and length is None):
+        return None
+    if op.input(2) is not None and axis is None:
+        return None
+    place = (axis[0] if axis else -2) % len(shape)
+    inverse, onesided = bool(op.attr("inverse")), bool(op.attr("onesided"))
+    size = length[0] if length else 2 * (shape[place] - 1) if inverse and onesided else shape[place]
+    # What should be 0 is made of rounding errors, and the standard's cases hold those of numpy's algorithm.
+    if inverse and not onesided:
+        return None
+    if place == len(shape) - 1 or size * shape[place] > MOST_ELEMENTS:
+        return None
+    matrix = _transform(shape[place], shape[-1], size, inverse, onesided)
+    perm = [*(i for i in range(len(shape)) if i not in (place, len(shape) - 1)), place, len(shape) - 1]
+    outer = [shape[i] for i in perm[:-2]]
+    flat = b.reshape(b.transpose(x, perm=perm), _ints(*outer, shape[place] * shape[-1]))
+    product = _exactly(b, flat, matrix.reshape(shape[place] * shape[-1], -1))
+    apart = b.reshape(product, _ints(*outer, *matrix.shape[2:]))
+    return [b.transpose(apart, perm=[perm.index(i) for i in range(len(shape))])]
+
+
+def _exactly(b: OpBuilder, x: Value, matrix: np.ndarray) -> Value:
+    """The product in f64, rounded once: sums of many terms cancel."""
+    product = b.matmul(b.cast(x, to=f64.onnx_code), b.const(matrix))
+    result: Value = b.cast(product, to=dtype_of(x).onnx_code)
+    return result
+
+
+def _transform(count: int, parts: int, size: int, inverse: bool, onesided: bool) -> np.ndarray:
+    """[count, parts, results, their parts]: what each number of `count` real or complex ones gives."""
+    units = np.eye(count, dtype=np.complex128)
+    columns = np.stack([units, 1j * units][:parts], axis=1)
+    if inverse and onesided:
+        return np.asarray(np.fft.irfft(columns, n=size, axis=-1)[..., None])
+    result = (np.fft.ifft if inverse else np.fft.fft)(columns, n=size, axis=-1)
+    result = result[..., : size // 2 + 1] if onesided else result
+    return np.stack([result.real, result.imag], axis=-1)
+
+
+@expands("STFT")
+def stft(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
+    """Frames are gathered, weighted, and transformed by one product."""
+    signal, window = op.operand_values[0], op.input(2)
+    shape, step, length = _static(signal), constant_ints(op.input(1)), constant_ints(op.input(3))
+    if shape is None or not is_native(signal) or not step or (op.input(3) is not None and not length):
+        return None
+    taper = None if window is None else _static(window)
+    if window is not None and (taper is None or dtype_of(window) is not dtype_of(signal)):
+        return None
+    size = length[0] if length else taper[0] if taper else shape[1]
+    if size * size > MOST_ELEMENTS or (taper is not None and taper[0] != size):
+        return None
+    frames = 1 + (shape[1] - size) // step[0]
+    places = np.arange(frames)[:, None] * step[0] + np.arange(size)
+    taken = b.gather(signal, b.const(places), axis=1)
+    if window is not None:
+        taken = b.mul(taken, b.unsqueeze(window, _ints(1)))
+    matrix = _transform(size, shape[2], size, False, bool(op.attr("onesided", 1)))
+    flat = b.reshape(taken, _ints(shape[0], frames, size * shape[2]))
+    product = _exactly(b, flat, matrix.reshape(size * shape[2], -1))
+    return [b.reshape(product, _ints(shape[0], frames, *matrix.shape[2:]))]
+
+
+# ---- geometry --------------------------------------------------------------------------------------------------------
+
+
+@expands("AffineGrid")
+def affine_grid(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
+    """theta times the homogeneous coordinates of all places."""
+    theta, size = op.operand_values[0], constant_ints(op.input(1))
+    if not is_native(theta) or size is None or len(size) not in (4, 5):
+        return None
+    spatial = size[2:]
+    lines = []
+    for count in spatial:
+        line = np.linspace(-1, 1, count) if op.attr("align_corners") else (2 * np.arange(count) + 1) / count - 1
+        lines.append(line)
+    grids = np.meshgrid(*lines, indexing="ij")
+    places = np.stack([*(grid.reshape(-1) for grid in reversed(grids)), np.ones(math.prod(spatial))])
+    product = b.matmul(theta, b.const(places.astype(dtype_of(theta).numpy)))
+    return [b.reshape(b.transpose(product, perm=[0, 2, 1]), _ints(size[0], *spatial, len(spatial)))]
+
+
+@expands("Det")
+def det(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
+    """Of matrices of up to 3 rows, by Leibniz's formula."""
+    x = op.operand_values[0]
+    if not is_native(x) or not dtype_of(x).is_float or rank_of(x) < 2:
+        return None
+    size = x.type.shape[-1]  # type: ignore[attr-defined]
+    if size not in (1, 2, 3):
+        return None
+
+    def at(row: int, column: int) -> Value:
+        line = b.gather(x, b.const(np.array(row)), axis=rank_of(x) - 2)
+        found: Value = b.gather(line, b.const(np.array(column)), axis=rank_of(x) - 2)
+        return found
+
+    def minor(rows: Sequence[int], columns: Sequence[int]) -> Value:
+        if len(rows) == 1:
+            return at(rows[0], columns[0])
+        total: Value | None = None
+        for index, column in enumerate(columns):
+            term = b.mul(at(rows[0], column), minor(rows[1:], [*columns[:index], *columns[index + 1 :]]))
+            total = term if total is None else b.sub(total, term) if index % 2 else b.add(total, term)
+        assert total is not None
+        return total
+
+    return [minor(range(size), range(size))]
