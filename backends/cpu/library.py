@@ -100,7 +100,7 @@ class KernelLibrary:
     def finish(self) -> None:
         """Compile and load all kernels that wait. Raises what LLVM has against one of them."""
         with self._lock:
-            waiting, self._waiting = self._waiting, []
+            waiting = self._waiting
             if not waiting:
                 return
             self._queue.finish([each.task for each in waiting if each.task is not None])
@@ -113,6 +113,8 @@ class KernelLibrary:
             self._code.append(code)
             for each in waiting:
                 each.kernel._entry = code.address(each.symbol)
+            # Only now: after an error nothing has an address, and whoever asks for one meets it again.
+            self._waiting = []
 
     def _known(self, key: Hashable, name: str) -> Kernel | None:
         """The kernel that the disk has for `key`."""

@@ -122,3 +122,15 @@ def test_only_plain_keys_arespelled() -> None:
     assert spelled((np.int64(3),)) == spelled((3,))
     assert spelled(("a", object())) == ""
     assert spelled(("a", lambda: 0)) == ""
+
+
+def test_after_an_error_no_kernel_has_an_address(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*arguments: Any) -> bytes:
+        raise RuntimeError("out of memory")
+
+    library = KernelLibrary(machine())
+    kernel = library.get("a", lambda name: adding(name, 1), "k")
+    monkeypatch.setattr(compile_queue, "object_code_of_text", failing)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            assert kernel.entry
