@@ -151,7 +151,7 @@ def address_of(array: np.ndarray) -> int:
     """Where a contiguous array's elements begin."""
     try:
         # Several times faster than `array.ctypes.data`, but only for memory that may be written to, and some of it.
-        return ctypes.addressof(_BYTE.from_buffer(array))
+        return ctypes.addressof(_BYTE.from_buffer(array))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return int(array.ctypes.data)
 
