@@ -19,9 +19,12 @@ def test_all_are_there() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("target", ["reference", "cpu"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_network(name: str) -> None:
-    executable = tilewright.compile(FOLDER / f"{name}.onnx", target="reference")
+def test_network(name: str, target: str) -> None:
+    executable = tilewright.compile(FOLDER / f"{name}.onnx", target=target)
+    if target == "cpu":
+        assert executable.report()["host_steps"] == []
     (port,) = [port for port in executable.inputs if port.required]
     shape = port.type.static_shape
     # The input that the stored outputs belong to, see onnx.backend.test.runner.
