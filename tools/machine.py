@@ -13,7 +13,7 @@ def machine(as_json: bool) -> None:
     """Show the vector width, features, caches and cores that kernels are made for.
 
     \b
-    tilewright machine
+    tilewright machine --json
     TILEWRIGHT_VECTOR_BITS=256 tilewright machine
     """
     from dataclasses import asdict
