@@ -101,6 +101,9 @@ PlanFunction = Callable[["Planner", Operation], None]
 _PLANS: dict[str, PlanFunction] = {}
 _ACCEPTS: dict[str, Callable[[Operation], bool]] = {}
 
+# Beyond any machine's memory, and far enough from 2^63 for sums of addresses.
+MOST_BYTES = 1 << 56
+
 # Below so many operations a thread has done its part before another could be told.
 OPERATIONS_PER_THREAD = 50_000
 
@@ -316,7 +319,8 @@ class Planner:
             shapes = [() if value is None else self.shape(value) for value in op.operands]
             operands = op.operands
             found = definition.result_shapes(op, shapes, lambda index: self._operand(operands[index]))
-            self.shapes.update(zip(op.results, found, strict=True))
+            for result, shape in zip(op.results, found, strict=True):
+                self.shapes[result] = _possible(shape, dtype_of(result))
             return
         if Trait.SHAPE_ONLY in definition.traits:
             given = [None if v is None else self._stand_in(v) for v in op.operands]
@@ -360,7 +364,7 @@ class Planner:
             plan(op)
         except TilewrightError:
             raise
-        except ValueError as error:
+        except (ValueError, IndexError, ArithmeticError, MemoryError) as error:
             shapes = ", ".join(str(list(self.shape(v))) for v in op.operand_values if v in self.shapes)
             name = op.name.removeprefix("kernel.")
             raise ExecutionError("run/shape", f"{name} of {shapes}: {error}", op.location) from error
@@ -399,6 +403,16 @@ class Planner:
     def layout_of(self, value: Value) -> View | None:
         """Where a value lies, if that is decided."""
         return self._views.get(value)
+
+
+def _possible(shape: Shape, dtype: DType) -> Shape:
+    """`shape`, if a tensor can have it. Raises ValueError."""
+    if min(shape, default=0) < 0:
+        raise ValueError(f"the result would have the shape {list(shape)}")
+    # Dims of 0 come with others of any size, which kernels still calculate with.
+    if math.prod(max(size, 1) for size in shape) * dtype.numpy.itemsize > MOST_BYTES:
+        raise ValueError(f"the result would have the shape {list(shape)}, too large for any memory")
+    return shape
 
 
 # Kernels that can write a result with gaps between its rows.
