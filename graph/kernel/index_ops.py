@@ -139,6 +139,9 @@ class Pad(AsInOnnx):
         sizes = tuple(before + size + after for size, (before, after) in zip(shapes[0], widths, strict=True))
         if any(size < 0 for size in sizes):
             raise ValueError(f"pads {widths} leave less than nothing of {list(shapes[0])}")
+        for size, (before, after), whole in zip(shapes[0], widths, sizes, strict=True):
+            if op.attr("mode") != "constant" and whole and size + min(before, 0) + min(after, 0) <= 0:
+                raise ValueError(f"there is nothing of {list(shapes[0])} to repeat in pads {widths}")
         return [sizes]
 
 
