@@ -46,13 +46,15 @@ class Executable(ABC):
         left out. Raises ExecutionError if the inputs do not fit or an operation fails, UsageError for an unknown
         output. Warns with ModelWarning where a result contradicts a shape that the model declares.
         """
-        require("feeds", feeds, Mapping, "a dict of arrays by input name")
+        if type(feeds) is not dict:  # the usual case, for which nothing need be looked up
+            require("feeds", feeds, Mapping, "a dict of arrays by input name")
         chosen = self.signature.choose(outputs)
         arguments, dims = self.signature.bind(feeds)
         results, findings = self._execute(arguments, dims, chosen)
         for finding in findings:
             warnings.warn(finding.render(), ModelWarning, stacklevel=2)
-        return {self.outputs[index].name: result for index, result in zip(chosen, results, strict=True)}
+        ports = self.signature.outputs
+        return {ports[index].name: result for index, result in zip(chosen, results, strict=True)}
 
     def __call__(self, *arrays: Any) -> Any:
         """Run the model on its inputs in order; one output comes back as it is, several as a tuple."""

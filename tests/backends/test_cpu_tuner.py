@@ -125,6 +125,7 @@ def test_an_executable_s_products_are_tuned(mode: str) -> None:
     assert isinstance(executable, CpuExecutable)
     executable._shared.tuner = tuner = Tuner(machine(), mode)
     executable._programs.clear()
+    executable._last = None
     assert np.array_equal(executable.run({"x": x})["y"], np.maximum(x @ w, 0))
     [choice] = tuner.report()
     assert choice["source"] == ("model" if mode == "off" else "measured")
