@@ -77,7 +77,7 @@ def test_a_small_gpt(tmp_path: Path) -> None:
     batch = {"x": numbers[:, :-1], "target": numbers[:, 1:]}
     untrained = trainer.step(batch)
     trainer.load_state({**trainer.state, **_parameters(trained, trainer)})
-    assert trainer.step(batch) < 3.2 < 4 < untrained
+    assert trainer.step(batch) < 3.3 < 4 < untrained
 
 
 def _parameters(model: tilewright.Module, trainer: tilewright.train.Trainer) -> dict[str, np.ndarray]:
