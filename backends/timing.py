@@ -47,21 +47,33 @@ def available_peers(names: Sequence[str]) -> tuple[list[str], list[str]]:
     return found, [name for name in names if name not in found]
 
 
+def peer_runner(name: str, path: str | Path, threads: int) -> Runner:
+    """The model at `path` in one of `PEERS`, in float32, ready to run. Raises what that runtime raises."""
+    return _onnxruntime(path, threads) if name == "onnxruntime" else _openvino(path, threads)
+
+
 def compare_times(
-    path: str | Path, module: Module, feeds: Feeds, peers: Sequence[str], threads: int, runs: int
+    path: str | Path,
+    module: Module,
+    feeds: Feeds,
+    peers: Sequence[str],
+    threads: int,
+    runs: int,
+    settle: int = 0,
 ) -> list[Timing]:
-    """Time Tilewright's cpu target and `peers` in turn, `runs` times each, all in float32 on `threads` threads."""
-    makers: dict[str, Callable[[], Runner]] = {
-        "tilewright": lambda: compile_module(module, "cpu", threads).run,
-        "onnxruntime": lambda: _onnxruntime(path, threads),
-        "openvino": lambda: _openvino(path, threads),
-    }
+    """Time Tilewright's cpu target and `peers` in turn, `runs` times each, all in float32 on `threads` threads.
+
+    `settle` runs are made before each that counts: what the others left in the caches, and their threads that still
+    wait for work, then disturb less.
+    """
     names = ["tilewright", *peers]
-    runners = [makers[name]() for name in names]
+    runners = [compile_module(module, "cpu", threads).run, *(peer_runner(name, path, threads) for name in peers)]
     timings = [Timing(name, threads) for name in names]
     outputs: list[Mapping[str, Any]] = [{}] * len(names)
     for round_index in range(runs + WARM_UP):
         for index, runner in enumerate(runners):
+            for _ in range(settle):
+                runner(feeds)
             started = time.perf_counter()
             outputs[index] = runner(feeds)
             if round_index >= WARM_UP:
