@@ -64,9 +64,9 @@ class Specializations:
 
         try:
             module, positions = _module_of(op, operands)
-        except TilewrightError:
+            executable = CpuExecutable(module, self._shared.threads, self._shared)
+        except (TilewrightError, ValueError, MemoryError):
             return None  # its own evaluation says best what is wrong
-        executable = CpuExecutable(module, self._shared.threads, self._shared)
         if executable.report()["host_steps"]:
             return None
         outputs = range(len(op.results))

@@ -108,9 +108,10 @@ class KernelBuilder(OpBuilder):
         """The bytes of x as elements of another dtype."""
         return self.kernel("bits", [x], tensor_type(x).with_dtype(dtype))
 
-    def reshape(self, x: Value, shape: Value | Sequence[int], type: TensorType) -> Value:
+    def reshape(self, x: Value, shape: Value | Sequence[int], type: TensorType, is_exact: bool = False) -> Value:
+        """A 0 in `shape` copies a dim, unless it `is_exact`."""
         target = shape if isinstance(shape, Value) else self.const(np.array(shape, np.int64), i64)
-        return self.kernel("reshape", [x, target], type)
+        return self.kernel("reshape", [x, target], type, allowzero=int(is_exact))
 
 
 def tensor_type(value: Value) -> TensorType:

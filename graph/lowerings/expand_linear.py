@@ -35,7 +35,7 @@ def einsum(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
     shapes = [_static(value) for value in op.operand_values]
     if any(shape is None for shape in shapes) or not all(map(is_native, op.operand_values)):
         return None
-    if not dtype_of(op.result).is_float:
+    if not dtype_of(op.result).is_float or any(0 in (shape or ()) for shape in shapes):
         return None
     labels, wanted = _labels(str(op.attr("equation")), [len(shape or ()) for shape in shapes])
     terms = [_Term(b, value, letters) for value, letters in zip(op.operand_values, labels, strict=True)]

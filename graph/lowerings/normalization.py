@@ -58,17 +58,16 @@ def instance_norm(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     shape = shape_of(x) if all_native(op) else ()
     if not shape or dtype_of(x) is not f32 or rank_of(x) < 3:
         return None
-    if rank_of(x) > 3:
-        flat_type = tensor_type(x).with_shape([*shape[:2], _product(shape[2:])])
-        flat = k.reshape(x, [0, 0, -1], flat_type)
-    else:
-        flat, flat_type = x, tensor_type(x)
+    flat = x
+    while rank_of(flat) > 3:
+        flat = k.merge_axes(flat, 2)
+    flat_type = tensor_type(flat)
     rows = k.rows(flat, "layer_norm", op.attr("epsilon"))
     operands = [rows, k.unsqueeze(scale, [1]), k.unsqueeze(bias, [1])]
     result = k.map(lambda s, element, factor, term: s.add(s.mul(element, factor), term), operands, flat_type)
     if rank_of(x) == 3:
         return [result]
-    return [k.reshape(result, _sizes(k, x), tensor_type(x))]
+    return [k.reshape(result, _sizes(k, x), tensor_type(x), is_exact=True)]
 
 
 @lowers("BatchNormalization")
@@ -102,7 +101,7 @@ def group_norm(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     while rank_of(joined) > 3:
         joined = k.merge_axes(joined, 2)
     rows = k.rows(joined, "layer_norm", op.attr("epsilon"))
-    whole = k.reshape(rows, _sizes(k, x), tensor_type(x))
+    whole = k.reshape(rows, _sizes(k, x), tensor_type(x), is_exact=True)
     later = range(1, len(shape) - 1)
     operands = [whole, k.unsqueeze(scale, later), k.unsqueeze(bias, later)]
     return [k.map(lambda s, element, factor, term: s.add(s.mul(element, factor), term), operands, tensor_type(x))]
@@ -134,10 +133,3 @@ def _sizes(k: KernelBuilder, x: Value) -> Value | Sequence[int]:
         return shape
     sizes: Value = k.shape(x)
     return sizes
-
-
-def _product(dims: Sequence[Any]) -> Any:
-    total: Any = 1
-    for dim in dims:
-        total = total * dim
-    return total
