@@ -32,6 +32,8 @@ def plan_recurrent(planner: Planner, op: Operation) -> None:
         if value is not None
     }
     results = [planner.new(result) for result in op.results]
+    if "lengths" in views:
+        emit(planner, "zero", lambda b, values: [0], ("zero", results[0].dtype), [], results[:1], 1)
     kind, direction = str(op.attr("kind")), str(op.attr("direction"))
     activations = tuple(zip(op.attr("activations"), op.attr("alphas"), op.attr("betas"), strict=True))
     hidden = views["r"].shape[2]

@@ -94,9 +94,6 @@ class Scatter(AsInOnnx):
 
     inputs = ("data", "indices", "updates")
 
-    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
-        return [shapes[0]]
-
 
 @op("scatter_elements", domain="kernel")
 class ScatterElements(Scatter):
@@ -105,6 +102,17 @@ class ScatterElements(Scatter):
     onnx = "ScatterElements"
     attributes: ClassVar[dict[str, Any]] = {"axis": 0, "reduction": "none"}
 
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        data, indices, updates = shapes
+        axis = _axis(op, len(data))
+        if (
+            indices != updates
+            or len(data) != len(indices)
+            or any(n > d for i, (n, d) in enumerate(zip(indices, data, strict=True)) if i != axis)
+        ):
+            raise ValueError(f"indices {list(indices)} and updates {list(updates)} do not fit {list(data)}")
+        return [data]
+
 
 @op("scatter_nd", domain="kernel")
 class ScatterND(Scatter):
@@ -112,6 +120,13 @@ class ScatterND(Scatter):
 
     onnx = "ScatterND"
     attributes: ClassVar[dict[str, Any]] = {"reduction": "none"}
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        data, indices, updates = shapes
+        depth = indices[-1]
+        if depth > len(data) or updates != (*indices[:-1], *data[depth:]):
+            raise ValueError(f"indices {list(indices)} and updates {list(updates)} do not fit {list(data)}")
+        return [data]
 
 
 @op("pad", domain="kernel")

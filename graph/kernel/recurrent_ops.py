@@ -43,6 +43,19 @@ class Recurrent(KernelOp):
         hidden = shapes[1][2]
         if rows != GATES[str(op.attr("kind"))] * hidden:
             raise ValueError(f"{rows} numbers of a step for {hidden} hidden units")
+        state, gates = (directions, batch, hidden), {"gru": 0, "rnn": 0, "lstm": 3}[str(op.attr("kind"))]
+        # r, the states, the bias, the peepholes, the lengths
+        wanted = [
+            (directions, rows, hidden),
+            state,
+            state,
+            (directions, hidden),
+            (directions, gates * hidden),
+            (batch,),
+        ]
+        for index, (shape, needed) in enumerate(zip(shapes[1:], wanted, strict=False), 1):
+            if op.input(index) is not None and tuple(shape) != needed:
+                raise ValueError(f"operand {index} is {list(shape)}, not {list(needed)}")
         return [(length, directions, batch, hidden), *[(directions, batch, hidden)] * (len(op.results) - 1)]
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:

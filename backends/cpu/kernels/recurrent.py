@@ -42,7 +42,8 @@ class Recurrent:
     whose `activations` are the same). `rows` batch rows are done at once.
 
     `option` is GRU's linear_before_reset or LSTM's input_forget. `peepholes`: [direction, 3 * hidden] for input, output
-    and forget. `lengths`: each batch row has its own number of steps (i32); what lies behind it in y is not written.
+    and forget. `lengths`: each batch row has its own number of steps (i32), all if it says more; what lies
+    behind those in y is not written.
     `y`: the states of all steps are wanted.
     """
 
@@ -242,7 +243,9 @@ class _RecurrentBuilder(Strided):
 
     def sequence(self) -> None:
         b, kernel = self.b, self.kernel
-        self.counts = [b.cast(b.load(b["lengths"], row), i64) for row in self.rows] if kernel.lengths else []
+        counts = [b.cast(b.load(b["lengths"], row), i64) for row in self.rows] if kernel.lengths else []
+        length = self.size("length")
+        self.counts = [b.select(b.lt(length, count), b.index(length), count) for count in counts]
         self.copy_states("h0", self.states, True)
         if kernel.kind == "lstm":
             self.copy_states("c0", self.cells, True)
