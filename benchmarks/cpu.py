@@ -107,8 +107,16 @@ def measure(
             found["memory"] = {side: memory_of(side, cache, **common, threads=threads[-1]) for side in (OURS, *peers)}
     except Failed as error:
         found["error"] = str(error)
-        note(f"{model.stem}: {error}")
     return found
+
+
+def progress(found: Mapping[str, Any]) -> Iterator[str]:
+    """What somebody who waits for the tables would like to know of one model."""
+    if "error" in found:
+        yield f"failed: {found['error']}"
+    for threads, times in found.get("time", {}).items():
+        each = (f"{name} {milliseconds:.1f} ms" for name, milliseconds in times["median_ms"].items())
+        yield f"{threads} thread(s) {' '.join(each)}"
 
 
 def memory_of(side: str, cache: Path, **arguments: Any) -> dict[str, int]:
@@ -274,8 +282,9 @@ def main(
         }
         if set(chosen) - {"shapes"}:
             for path in chain(models, zoo(folder, wanted)):
-                note(path.stem)
-                report["models"].append(measure(path, folder, chosen, peers, threads, runs))
+                found = measure(path, folder, chosen, peers, threads, runs)
+                report["models"].append(found)
+                note(f"{path.stem}: " + (", ".join(progress(found)) or "done"))
         if "shapes" in chosen:
             report["shapes"] = measure_shapes(folder, peers, threads[-1], size_count)
     report["geometric_mean"] = summary(report["models"], peers)

@@ -121,7 +121,6 @@ def shapes(
         samples: dict[str, list[float]] = {side: [] for side in runners}
         for _ in range(STEADY_RUNS):
             for side, run in runners.items():
-                run(arrays)
                 samples[side].append(1e3 * seconds(run, arrays))
         for side in runners:
             later[side].append(statistics.median(samples[side]))
