@@ -76,6 +76,12 @@ class Executable(ABC):
         `dims` gives the sizes of the symbolic dims of the inputs.
         """
 
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            "run/pickle", f"a {type(self).__name__} cannot be copied or pickled",
+            notes=["compile the model where it runs; `save` of a cpu executable writes it to a file"],
+        )  # fmt: skip
+
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
         return f"<{type(self).__name__} ({inputs}) -> ({outputs})>"
