@@ -362,11 +362,15 @@ class Planner:
     def _located(self, op: Operation, plan: Callable[[Operation], None]) -> None:
         try:
             plan(op)
-        except TilewrightError:
+        except ExecutionError:
             raise
-        except (ValueError, IndexError, ArithmeticError, MemoryError) as error:
+        except (TilewrightError, ValueError, IndexError, ArithmeticError, MemoryError) as error:
             shapes = ", ".join(str(list(self.shape(v))) for v in op.operand_values if v in self.shapes)
             name = op.name.removeprefix("kernel.")
+            if isinstance(error, TilewrightError):  # a rule of the operation that these sizes break
+                first = error.diagnostics[0]
+                notes = [*first.notes, f"in {name} of {shapes}"]
+                raise ExecutionError(first.code, first.message, op.location, notes=notes) from error
             raise ExecutionError("run/shape", f"{name} of {shapes}: {error}", op.location) from error
 
     # ---- parts of concatenations ---------------------------------------------------------------------------------
