@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ..graph.data import MappedData
 from ..graph.diagnostics import DiagnosticLog, ParseError, UsageError
 from ..graph.module import Module
+from ..graph.paths import check_source
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -62,9 +63,10 @@ def open_model(model: Any, log: DiagnosticLog | None = None) -> Model:
 
 
 def parse_file(path: Path) -> Module:
-    """The module whose IR text is in `path`. Raises ParseError, OSError."""
+    """The module whose IR text is in `path`. Raises ParseError, UsageError if it is no file, OSError."""
     from ..graph.parser import parse
 
+    check_source(path)
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

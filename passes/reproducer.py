@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..graph.diagnostics import UsageError
+from ..graph.paths import check_source
 
 if TYPE_CHECKING:
     from ..graph.module import Module
@@ -38,6 +39,7 @@ def write_reproducer(
 
 def read_reproducer(path: str | Path) -> tuple[str, str]:
     """The IR text and the pipeline text of a reproducer. Raises UsageError if the file is none."""
+    check_source(path)
     # What is no text is no reproducer either, and has no header.
     text = Path(path).read_text(encoding="utf-8", errors="replace")
     first, _, _ = text.partition("\n")

@@ -14,6 +14,7 @@ import numpy as np
 from tilewright.graph import dtypes
 from tilewright.graph.diagnostics import UsageError
 from tilewright.graph.module import Module
+from tilewright.graph.paths import check_source
 from tilewright.graph.types import TensorType
 
 
@@ -21,7 +22,7 @@ def read_inputs(module: Module, items: Iterable[str]) -> dict[str, Any]:
     """The arrays that `--input` options give, in the types that the model wants.
 
     An item is `NAME=FILE.npy`, `NAME=FILE.pb` (an ONNX TensorProto), `FILE.npz` (arrays by input name), or
-    `NAME=VALUE` with a number or a nested list. Raises UsageError for a bad item, OSError for a missing file.
+    `NAME=VALUE` with a number or a nested list. Raises UsageError for a bad item or a missing file.
     """
     found: dict[str, Any] = {}
     for item in items:
@@ -64,10 +65,12 @@ def _read_item(item: str) -> dict[str, Any]:
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Turns numpy's complaint about a file's content into an error that names the file."""
+    check_source(path)
     try:
         yield
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UsageError("input/file", f"{path} does not hold numpy arrays: {error}") from None
+    except (ValueError, EOFError, zipfile.BadZipFile):
+        hint = "numpy.save and numpy.savez write such files, of arrays without Python objects"
+        raise UsageError("input/file", f"{path} does not hold numpy arrays", notes=[hint]) from None
 
 
 def _read_tensor_proto(path: Path) -> np.ndarray:
@@ -76,6 +79,7 @@ def _read_tensor_proto(path: Path) -> np.ndarray:
 
     from tilewright.graph.onnx_values import tensor_data
 
+    check_source(path)
     proto = TensorProto()
     try:
         proto.ParseFromString(path.read_bytes())

@@ -16,6 +16,7 @@ from tilewright.backends.model_source import Model, open_model, stored_bytes
 from tilewright.graph.clone import clone_module
 from tilewright.graph.data import replace_file
 from tilewright.graph.diagnostics import DiagnosticLog, UsageError
+from tilewright.graph.paths import check_folder, check_target
 from tilewright.passes.bind_dims import parse_dims, parse_shapes
 from tilewright.passes.optimize import ModelSummary
 from tilewright.tools._ledger import read_ledger, show_ledger, trace_folder
@@ -129,10 +130,8 @@ def check_request(**options: Any) -> Request:
             f"{output} is a name for IR text, but an ONNX file is written",
             notes=["`tilewright ir MODEL --passes O2 -o OUT.tw` writes the text of a rewritten model"],
         )
-    if output.is_dir():
-        raise UsageError("optimize/output", f"the output {output} is a folder", notes=["name a file in it"])
-    if not output.parent.is_dir():
-        raise UsageError("optimize/output", f"the folder of the output, {output.parent}, does not exist")
+    check_target(options["output"] or output)
+    check_folder(options["trace_folder"], "--trace")
     dims, shapes = parse_dims(options["dims"]), parse_shapes(options["shapes"])
     return Request(
         model=options["model"],

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import numpy as np
 
 import tilewright
 from tilewright import train
-from tilewright.graph.diagnostics import DiagnosticLog, UsageError
+from tilewright.graph.diagnostics import DiagnosticLog, ModelError, UsageError
+from tilewright.graph.paths import check_source, check_target
 from tilewright.graph.types import TensorType
 from tilewright.tools._inputs import split_names
 from tilewright.tools._show import console, print_json, show_diagnostics
@@ -25,6 +26,8 @@ def execute(options: dict[str, Any]) -> None:
     """Run the command. Raises what a bad model, bad data or a bad option raises, before anything is written."""
     if options["data"] is None and options["export"] is None:
         raise click.UsageError("there is nothing to do: give --data to train, or --export to write the step")
+    check_source(options["model"], ModelError)
+    files = _Files.of(options)
     log = DiagnosticLog()
     model = tilewright.load(options["model"], log=log)
     if options["training_form"]:
@@ -42,7 +45,29 @@ def execute(options: dict[str, Any]) -> None:
         if not options["as_json"]:
             click.echo(f"the training step is in {options['export']}", err=True)
     if data is not None:
-        _Training(model, step, data, options).run()
+        _Training(model, step, data, options, files).run()
+
+
+class _Files(NamedTuple):
+    """What a training run writes."""
+
+    output: Path
+    plot: Path
+    checkpoint: Path
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> _Files:
+        """The files that `options` name or imply. Raises UsageError for one that cannot be written, before any work."""
+        output = Path(options["output"] or Path(options["model"]).with_suffix(".trained.onnx"))
+        check_target(options["output"] or output)
+        plot = Path(options["plot"] or output.with_suffix(".loss.png"))
+        checkpoint = Path(options["checkpoint"] or output.with_suffix(".checkpoint.npz"))
+        if options["data"] is not None:
+            for what, path in [("plot", plot), ("checkpoint", checkpoint)]:
+                check_target(options[what] or path, what)
+        if options["export"] is not None:
+            check_target(options["export"], "training step")
+        return cls(output, plot, checkpoint)
 
 
 def _step(model: Module, options: dict[str, Any], data: train.Dataset | None, log: DiagnosticLog) -> Module:
@@ -107,7 +132,9 @@ def _training_examples(options: dict[str, Any], data: train.Dataset) -> int:
 class _Training:
     """One run of the command that trains."""
 
-    def __init__(self, model: Module, step: Module, data: train.Dataset, options: dict[str, Any]) -> None:
+    def __init__(
+        self, model: Module, step: Module, data: train.Dataset, options: dict[str, Any], files: _Files
+    ) -> None:
         self.model, self.options = model, options
         anomaly = options["detect_anomaly"]
         self.trainer = train.Trainer(step, options["backend"], options["threads"], detect_anomaly=anomaly)
@@ -116,12 +143,7 @@ class _Training:
         if options["validation"]:
             data, self.held_out = data.split(options["validation"], options["seed"])
         self.batches = data.shuffle(options["seed"]).batch(options["batch_size"])
-        self.output = Path(options["output"] or Path(options["model"]).with_suffix(".trained.onnx"))
-        self.plot = Path(options["plot"] or self.output.with_suffix(".loss.png"))
-        self.checkpoint = Path(options["checkpoint"] or self.output.with_suffix(".checkpoint.npz"))
-        for file in (self.output, self.plot, self.checkpoint):
-            if not file.absolute().parent.is_dir():
-                raise UsageError("train/output", f"there is no folder {file.parent} to write {file.name} to")
+        self.output, self.plot, self.checkpoint = files
         self.validation: list[dict[str, float]] = []
         self.evaluator = self._evaluator() if self.held_out is not None else None
 

@@ -37,10 +37,14 @@ def gradient(
     result. Exit code 1: with --check, the gradient does not agree with differences; nothing is written.
     """
     import tilewright
-    from tilewright.graph.diagnostics import DiagnosticLog
+    from tilewright.graph.diagnostics import DiagnosticLog, ModelError
+    from tilewright.graph.paths import check_source, check_target
     from tilewright.tools._inputs import split_names
     from tilewright.tools._show import print_json
 
+    target = Path(output) if output else Path(model).with_suffix(".grad.onnx")
+    check_source(model, ModelError)
+    check_target(output or target)
     log = DiagnosticLog()
     names = split_names(wrt)
     module = tilewright.load(model)
@@ -54,7 +58,6 @@ def gradient(
     extended = tilewright.gradient(module, of, names, stops=stops, unconnected=unconnected, log=log)
     if level:
         tilewright.optimize(extended, level=level)
-    target = Path(output) if output else Path(model).with_suffix(".grad.onnx")
     tilewright.save(extended, target, opset=opset)
     outputs = {str(o.name): str(o.type) for o in extended.main.block.outputs[-len(names) :]}
     remarks = [diagnostic.render() for diagnostic in log.diagnostics]

@@ -16,7 +16,7 @@ import click
 @click.option(
     "--reproduce", type=click.Path(), metavar="FILE", help="Run a reproducer: its model, through its pipeline."
 )
-@click.option("-o", "--output", type=click.Path(dir_okay=False), metavar="OUT", help="Write to a file.")
+@click.option("-o", "--output", type=click.Path(), metavar="OUT", help="Write to a file.")
 @click.option("--weights", type=click.Choice(["full", "none"]), default="full", show_default=True,
               help="List large weights by hash and source, or not at all.")  # fmt: skip
 @click.option("--no-locations", is_flag=True, help="Leave out where operations come from.")
@@ -50,6 +50,7 @@ def show(
     from pathlib import Path
 
     from tilewright.graph.diagnostics import DiagnosticLog, UsageError
+    from tilewright.graph.paths import check_target
     from tilewright.graph.printer import print_module
     from tilewright.passes.explain import render
     from tilewright.passes.registry import rule_class
@@ -57,6 +58,8 @@ def show(
 
     if (model is None) == (reproduce is None):
         raise UsageError("ir/options", "name a MODEL, or a reproducer with --reproduce")
+    if output is not None:
+        check_target(output)
     wanted_rule = rule_class(rule) if rule is not None else None
     log = DiagnosticLog()
     module, pipeline = read_reproducer(reproduce) if reproduce is not None else read(str(model), log)

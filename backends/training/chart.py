@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ...graph.paths import check_target
+
 WIDTH, HEIGHT = 720, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 28, 36
 _COLOURS = [(31, 95, 168), (200, 70, 40), (60, 140, 60), (130, 80, 160), (110, 110, 110)]
@@ -36,7 +38,8 @@ def save_chart(
     path: str | os.PathLike[str], series: Mapping[str, Sequence[float]], title: str = "", logarithmic: bool = False
 ) -> None:
     """Draw each series over its index as a line into a PNG of 720 x 420 pixels. Numbers that are not finite, or not
-    above 0 on a logarithmic axis, are gaps."""
+    above 0 on a logarithmic axis, are gaps. Raises UsageError for a path that cannot be a file."""
+    check_target(path, "chart")
     Path(path).write_bytes(png(_drawn(series, title, logarithmic)))
 
 

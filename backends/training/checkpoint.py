@@ -13,6 +13,7 @@ import numpy as np
 
 from ...graph import dtypes
 from ...graph.diagnostics import UsageError
+from ...graph.paths import check_source, check_target
 
 FORMAT = 1
 _FACTS = "tilewright.json"
@@ -29,8 +30,12 @@ class Checkpoint:
 
 
 def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
-    """Write `path` so that at every moment it is a whole checkpoint: under another name, flushed, then renamed."""
+    """Write `path` so that at every moment it is a whole checkpoint: under another name, flushed, then renamed.
+
+    Raises UsageError if `path` cannot be a file, OSError naming it if the disk refuses.
+    """
     target = Path(path)
+    check_target(path, "checkpoint")
     arrays = {f"state/{index}": _plain(array) for index, array in enumerate(checkpoint.state.values())}
     names = [[name, dtypes.from_numpy(array.dtype).name] for name, array in checkpoint.state.items()]
     facts = {"format": FORMAT, "state": names, "epoch": checkpoint.epoch, "batch": checkpoint.batch}
@@ -43,13 +48,16 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None:
+            raise OSError(error.errno, error.strerror, os.fspath(target)) from None
         raise
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Raises UsageError for a file that is no checkpoint or is damaged, OSError for one that cannot be read."""
+    check_source(path)
     try:
         with np.load(path, allow_pickle=False) as file:
             facts = json.loads(file[_FACTS].tobytes())

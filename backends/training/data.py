@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...graph.diagnostics import UsageError
+from ...graph.paths import check_source
 
 Batch: TypeAlias = dict[str, np.ndarray]
 Augmentation: TypeAlias = Callable[[Batch, np.random.Generator], Mapping[str, np.ndarray]]
@@ -87,12 +88,14 @@ class Dataset:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Dataset:
         """The arrays of a .npz file. Raises UsageError for another kind of file, OSError."""
+        check_source(path)
         try:
             with np.load(path, allow_pickle=False) as file:
                 return cls({name: file[name] for name in file.files})
-        except (zipfile.BadZipFile, ValueError, EOFError, AttributeError, TypeError) as error:
-            hint = "numpy.savez writes one: numpy.savez(path, x=..., target=...)"
-            raise UsageError("data/file", f"{path} is no .npz file of arrays: {error}", notes=[hint]) from None
+        except (zipfile.BadZipFile, ValueError, EOFError, AttributeError, TypeError):
+            # numpy's own words may advise to allow pickles, which run whatever code is in them.
+            hint = "numpy.savez writes one: numpy.savez(path, x=..., target=...), of arrays without Python objects"
+            raise UsageError("data/file", f"{path} is no .npz file of arrays", notes=[hint]) from None
 
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ...graph.diagnostics import UsageError
+from ...graph.paths import check_target
 from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from .data import as_batches
 
@@ -53,6 +54,8 @@ def fit(
     """
     if resume and checkpoint is None:
         raise UsageError("train/resume", "resume needs the checkpoint to go on from")
+    if checkpoint is not None:
+        check_target(checkpoint, "checkpoint")
     batches, run = as_batches(data), Run()
     if resume and checkpoint is not None and Path(checkpoint).exists():
         found = load_checkpoint(checkpoint)

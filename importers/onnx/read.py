@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import warnings
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,7 @@ from ...graph.diagnostics import DiagnosticLog, ModelError, UsageError
 from ...graph.dims import FreshSymbols
 from ...graph.module import Function, FunctionKey, Module
 from ...graph.onnx_values import attribute_value
+from ...graph.paths import check_source
 from . import wire
 from .check import newest_opsets
 from .context import ImportLog, ReadContext
@@ -112,16 +112,12 @@ def _check_path(path: Path) -> None:
             f"{path} is a folder, not a model file",
             notes=[f"it holds {', '.join(models)}"] if models else [],
         )
-    if not path.exists():
-        try:
-            names = [item.name for item in path.parent.iterdir()]
-        except OSError:
-            names = []
-        near = difflib.get_close_matches(path.name, names, n=1)
+    check_source(path, ModelError)
+    if path.suffix == ".twx":
         raise ModelError(
-            "file/missing",
-            f"there is no file {path}",
-            notes=[f"did you mean {path.parent / near[0]}?"] if near else [],
+            "file/executable",
+            f"{path} is an executable of Tilewright, not a model",
+            notes=["tilewright.load_executable(path) loads it, `tilewright run` runs it"],
         )
     if not path.is_file():
         raise ModelError(

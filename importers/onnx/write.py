@@ -17,6 +17,7 @@ from ...graph.core import Operation
 from ...graph.data import TensorData
 from ...graph.diagnostics import DiagnosticLog, ExportError, UsageError, require
 from ...graph.module import Function, Module
+from ...graph.paths import check_target
 from .check import newest_opsets
 from .facts import write_facts
 from .node_counts import count_operators
@@ -65,9 +66,10 @@ def save(
         log: receives a remark for each operator that was written as its parts for the sake of ONNX Runtime.
 
     Weights are copied from file to file, never through memory. Raises ExportError naming everything that cannot be
-    written, OSError if the disk refuses.
+    written, UsageError for a folder or a file in a missing one, OSError if the disk refuses.
     """
     require("path", path, (str, os.PathLike), "the name of a file")
+    check_target(path)
     options = WriteOptions(
         opset=opset, target=target, keep_fused=keep_fused, with_shapes=with_shapes, functions=functions, log=log
     )

@@ -49,6 +49,7 @@ def test_as_json_with_a_check(command: Callable[..., Any], path: Path) -> None:
     ("arguments", "message"),
     [
         (("--of", "loss", "--wrt", "v"), "no tensor 'v'"),
+        (("--of", "loss", "--wrt", "w", "-o", "/"), "the output / is a folder"),
         (("--of", "y", "--wrt", "w"), "a gradient is of a scalar"),
         (("--of", "loss", "--wrt", "x", "--stops", "error"), "floor has no derivative"),
     ],
