@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core import Operation, Value
+from ..dtypes import f64
 from ..opdef import Trait
 from ..ops.elementwise import Elementwise
-from .builder import KernelBuilder, all_native, tensor_type
+from .builder import KernelBuilder, all_native, dtype_of, tensor_type
 from .rules import lowers
 
 
@@ -22,8 +23,12 @@ def lower_elementwise(op: Operation, k: KernelBuilder) -> Sequence[Value] | None
     if definition.body is None and type(definition).scalar is Elementwise.scalar:
         return None
     body: Any = definition
+    # Integers meet attributes that are fractions.
+    is_mixed = any(isinstance(op.attr(name), float) for name in definition.body_attributes)
 
     def function(s: Any, *elements: Any) -> Any:
+        if is_mixed and dtype_of(op.result).is_integer:
+            elements = tuple(s.cast(element, f64) for element in elements)
         return body.scalar(op, s, *elements)
 
     return [k.map(function, op.operands, tensor_type(op.result))]

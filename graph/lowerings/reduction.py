@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core import Operation, Value
+from ..dtypes import bool_, u8
 from .builder import KernelBuilder, all_native, constant_ints, dtype_of, rank_of, shape_of, tensor_type
 from .rules import lowers
 
@@ -26,8 +27,10 @@ def reduce(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     """Axes must be constants. Without any, all are reduced or, on demand, none."""
     x = op.operand_values[0]
     axes = constant_ints(op.input(1))
-    if not all_native(op) or (axes is None and op.input(1) is not None) or dtype_of(x).kind == "bool":
+    if not all_native(op) or (axes is None and op.input(1) is not None):
         return None
+    if dtype_of(x) is bool_:
+        x = k.bits(x, u8)
     if not axes and op.attr("noop_with_empty_axes"):
         axes = []
     else:
@@ -37,10 +40,14 @@ def reduce(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
         return None
     if before:
         x = k.map(lambda s, element: _unary(s, before, element), [x], tensor_type(x))
-    type = tensor_type(op.result)
+    if dtype_of(op.result) is bool_ and _KINDS[op.name] not in (("max", "", ""), ("min", "", "")):
+        return None
+    type = tensor_type(op.result).with_dtype(dtype_of(x))
     result = k.reduce(x, kind, axes, bool(op.attr("keepdims")), type) if axes else x
     if after:
         result = k.map(lambda s, element: _unary(s, after, element), [result], type)
+    if dtype_of(op.result) is bool_:
+        result = k.map(lambda s, element: s.cast(element, bool_), [result], tensor_type(op.result))
     return [result]
 
 
