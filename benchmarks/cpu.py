@@ -212,14 +212,17 @@ def show_starts(models: Sequence[Mapping[str, Any]], threads: int) -> None:
     """Seconds until ready, and what the first run takes beyond others; peak memory."""
     rows = []
     for model in models:
-        peaks = model.get("memory", {})
-        for side, found in model.get("start", {}).items():
-            row = [model["model"], side, f"{found['ready_s']:.2f} s"]
-            row.append(f"{1e3 * (found['first_run_s'] - found['run_s']):.1f} ms")
-            peak = peaks.get(side)
+        starts, peaks = model.get("start", {}), model.get("memory", {})
+        for side in dict.fromkeys([*starts, *peaks]):
+            row, found, peak = [model["model"], side], starts.get(side), peaks.get(side)
+            row += ["", ""] if found is None else [f"{found['ready_s']:.2f} s", first_run_cost(found)]
             rows.append([*row, *(["", ""] if peak is None else map(megabytes, (peak["resident"], peak["private"])))])
     columns = ["model", "", "load and compile", "first run, beyond later ones", "peak resident", "of it private"]
     table(f"start and memory, {threads} thread(s)", columns, rows)
+
+
+def first_run_cost(found: Mapping[str, float]) -> str:
+    return f"{1e3 * (found['first_run_s'] - found['run_s']):.1f} ms"
 
 
 def show_shapes(found: Mapping[str, Any], threads: int) -> None:
