@@ -67,9 +67,11 @@ class CompileQueue:
             feeders, self._feeders = self._feeders, []
             self._closed = True
             self._changed.notify_all()
-        for feeder in feeders:
-            feeder.join()
-        self._closed = False
+        try:
+            for feeder in feeders:
+                feeder.join()
+        finally:
+            self._closed = False
 
     def _start(self) -> None:
         if not sys.executable or getattr(sys, "frozen", False):
@@ -90,8 +92,11 @@ class CompileQueue:
             task.code = object_code_of_text(task.text, self.machine)
         except Exception as error:
             task.error = error
-        finally:
-            task.done.set()
+        except BaseException:  # an interrupt: whoever asks again finds it waiting
+            with self._changed:
+                self._waiting.appendleft(task)
+            raise
+        task.done.set()
 
     def _feed(self) -> None:
         """Give tasks to a process of this thread's own. Whatever happens to it, a task that it has is done here."""

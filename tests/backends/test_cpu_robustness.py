@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import tilewright
-from tilewright.backends.cpu import bounds
+from tilewright.backends.cpu import bounds, compile_queue
 from tilewright.backends.cpu.emit_llvm import emit_module
 from tilewright.backends.cpu.jit import Code, object_code_of_text
 from tilewright.backends.cpu.kernels.elementwise import Map, MapOperand, build_map
@@ -322,6 +322,26 @@ def test_processes_end_well(action: str, code: int) -> None:
 
 def test_more_threads_than_cores() -> None:
     assert process("for _ in range(20): run()", threads=4 * (os.cpu_count() or 1)).returncode == 0
+
+
+def test_an_interrupt_while_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", "off")
+    real, calls = compile_queue.object_code_of_text, []
+
+    def interrupted(text: str, machine: Any) -> bytes:
+        calls.append(text)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(text, machine)
+
+    monkeypatch.setattr(compile_queue, "object_code_of_text", interrupted)
+    b = Builder("model")
+    x = b.input("x", f32["n", 7])
+    b.output(b.softmax(b.tanh(x @ floats(7, 5))), "y")
+    executable = tilewright.compile(b.build(), target="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        executable.run({"x": floats(3, 7)})
+    np.testing.assert_allclose(executable.run({"x": floats(3, 7)})["y"].sum(1), np.ones(3), rtol=1e-5)
 
 
 def test_memory_stays_flat() -> None:
