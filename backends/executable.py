@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..graph.diagnostics import Diagnostic, UsageError, require
+from ..graph.diagnostics import Diagnostic, ExecutionError, UsageError, require
+from ..graph.evaluation import describe
 from ..graph.module import Module
 from .signature import Port, Signature
 
@@ -50,7 +51,12 @@ class Executable(ABC):
             require("feeds", feeds, Mapping, "a dict of arrays by input name")
         chosen = self.signature.choose(outputs)
         arguments, dims = self.signature.bind(feeds)
-        results, findings = self._execute(arguments, dims, chosen)
+        try:
+            results, findings = self._execute(arguments, dims, chosen)
+        except ExecutionError as error:  # it names a node, far from what was given
+            given = ", ".join(f"{name} {describe(value)}" for name, value in feeds.items())
+            error.with_note(f"the model was given {given or 'no inputs'}")
+            raise
         for finding in findings:
             warnings.warn(finding.render(), ModelWarning, stacklevel=2)
         ports = self.signature.outputs

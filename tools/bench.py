@@ -50,10 +50,13 @@ def execute(
     """Time and report."""
     from tilewright.backends.feeds import FeedPlan
     from tilewright.backends.model_source import open_model
+    from tilewright.backends.target import compile_module
     from tilewright.backends.timing import available_peers, compare_times
     from tilewright.graph.diagnostics import UsageError
     from tilewright.tools._inputs import read_inputs, read_sizes
+    from tilewright.tools._progress import Progress
     from tilewright.tools._show import console, print_json
+    from tilewright.tools._trial import first_that_runs, input_types, inputs_text
 
     if not all(count.strip().isdigit() and int(count) > 0 for count in thread_counts.split(",")):
         raise UsageError("bench/threads", f"--threads takes numbers such as 1,2, not {thread_counts!r}")
@@ -63,31 +66,16 @@ def execute(
         console(stderr=True).print(f"{name} is not installed: not compared with", style="yellow")
     module = open_model(model).module
     plan = FeedPlan(module, *read_sizes(dims, shapes), read_inputs(module, given))
-    feeds = _accepted(module, plan, seed)
+    with Progress(1) as progress:  # over before anything is timed
+        progress.start("compiling")
+        feeds = first_that_runs(compile_module(module, "cpu"), plan, seed=seed).feeds
     found = [compare_times(model, module, feeds, peers, int(count), runs) for count in thread_counts.split(",")]
     if as_json:
-        print_json({"model": model, "precision": "float32", "runs": runs, "timings": [_facts(t) for t in found]})
+        facts = {"model": model, "precision": "float32", "runs": runs, "inputs": input_types(feeds, plan)}
+        print_json({**facts, "timings": [_facts(t) for t in found]})
         return
     _show(found, runs)
-
-
-def _accepted(module: Any, plan: Any, seed: int) -> dict[str, Any]:
-    """The first of the made-up inputs that the model runs with, or the error of the first."""
-    from tilewright.backends.target import compile_module
-    from tilewright.graph.diagnostics import ExecutionError
-
-    executable = compile_module(module, "cpu")
-    first: ExecutionError | None = None
-    for scenario in plan.scenarios():
-        feeds: dict[str, Any] = plan.feeds(scenario, seed)
-        try:
-            executable.run(feeds)
-        except ExecutionError as error:
-            first = first or error
-            continue
-        return feeds
-    assert first is not None, "a plan has at least one scenario"
-    raise first
+    console().print(f"inputs: {inputs_text(feeds) or 'none'}")
 
 
 def _facts(timings: list[Timing]) -> dict[str, Any]:

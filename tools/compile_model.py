@@ -9,7 +9,7 @@ import click
 
 @click.command("compile")
 @click.argument("model", type=click.Path())
-@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="The file to write: model.twx.")
+@click.option("-o", "--output", required=True, type=click.Path(), help="The file to write: model.twx.")
 @click.option("--threads", type=click.IntRange(1), help="Worker threads; default: what the process may use.")
 @click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="A size to compile for: batch=1.")
 @click.option(
@@ -40,16 +40,24 @@ def execute(
     from tilewright.backends.feeds import FeedPlan
     from tilewright.backends.model_source import open_model
     from tilewright.backends.target import compile_module
+    from tilewright.graph.paths import check_target
     from tilewright.tools._inputs import read_sizes
+    from tilewright.tools._progress import Progress
     from tilewright.tools._show import console, print_json, size_text
-    from tilewright.tools.run import first_that_runs
+    from tilewright.tools._trial import first_that_runs
 
+    check_target(output)
     started = time.perf_counter()
     module = open_model(model).module
-    executable: Any = compile_module(module, "cpu", threads)
-    if dims or shapes or not all(getattr(port.type, "is_static", False) for port in executable.inputs):
-        first_that_runs(executable, FeedPlan(module, *read_sizes(dims, shapes)), None, 0, time.perf_counter)
-    executable.save(output)
+    plan = FeedPlan(module, *read_sizes(dims, shapes))
+    with Progress(3) as progress:
+        progress.start("compiling")
+        executable: Any = compile_module(module, "cpu", threads)
+        if dims or shapes or not all(getattr(port.type, "is_static", False) for port in executable.inputs):
+            progress.start("compiling for sizes")
+            first_that_runs(executable, plan)
+        progress.start("writing")
+        executable.save(output)
     seconds = time.perf_counter() - started
     report = executable.report()
     facts = {

@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 )
 @click.option("--target", default="cpu", show_default=True, help="What runs the model: cpu or reference.")
 @click.option("--threads", type=click.IntRange(1), help="Worker threads; default: what the process may use.")
+@click.option("--explain", is_flag=True, help="Show what the model was compiled to: kernels, host steps, memory.")
 @click.option("--json", "as_json", is_flag=True, help="Report as JSON.")
 def run(**options: Any) -> None:
-    """Run MODEL (.onnx or .tw) and summarize its outputs. Inputs that are not given are made up.
+    """Run MODEL (.onnx, .tw, or .twx) and summarize its outputs. Inputs that are not given are made up.
+
+    A .twx, which `tilewright compile` writes, is machine code: run it only if you trust where it is from.
 
     \b
     tilewright run model.onnx --input x=x.npy --output-dir results
@@ -47,6 +50,7 @@ def execute(
     output_dir: str | None,
     target: str,
     threads: int | None,
+    explain: bool,
     as_json: bool,
 ) -> None:
     """Run and report."""
@@ -55,21 +59,25 @@ def execute(
     from pathlib import Path
 
     from tilewright.backends.feeds import FeedPlan
-    from tilewright.backends.model_source import open_model
-    from tilewright.backends.target import compile_module
-    from tilewright.graph.diagnostics import DiagnosticLog
     from tilewright.tools._inputs import read_inputs, read_sizes, split_names
-    from tilewright.tools._show import console, print_json, show_diagnostics
+    from tilewright.tools._progress import Progress
+    from tilewright.tools._show import console, print_json
+    from tilewright.tools._trial import first_that_runs
 
-    log = DiagnosticLog()
-    module = open_model(model, log).module
-    show_diagnostics(log.diagnostics)
-    executable = compile_module(module, target, threads)
     wanted = split_names(outputs) or None
-    plan = FeedPlan(module, *read_sizes(dims, shapes), read_inputs(module, given))
-    with warnings.catch_warnings(record=True) as caught:
+    with Progress(2) as progress, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        feeds, results, seconds = first_that_runs(executable, plan, wanted, seed, time.perf_counter)
+        progress.start("compiling")
+        executable, module, seconds = prepare(model, target, threads)
+        plan = FeedPlan(module, *read_sizes(dims, shapes), read_inputs(module, given))
+        progress.start("running")
+        trial = first_that_runs(executable, plan, wanted, seed)
+        feeds, results, times = trial.feeds, trial.outputs, {"seconds": trial.seconds}
+        if executable.target == "cpu":  # the first run made plans and compiled what depends on sizes
+            started = time.perf_counter()
+            executable.run(feeds, wanted)
+            times["seconds"] = time.perf_counter() - started
+            times["compile_seconds"] = seconds + max(trial.seconds - times["seconds"], 0.0)
     for warning in caught:
         console(stderr=True).print(str(warning.message), style="yellow")
     made_up = [facts.name for facts in plan.inputs]
@@ -78,32 +86,41 @@ def execute(
     if as_json:
         inputs = [summary(name, value) | {"made_up": name in made_up} for name, value in feeds.items()]
         listed = {name: str(path) for name, path in files.items()}
-        print_json({"target": target, "seconds": seconds, "inputs": inputs, "outputs": rows, "files": listed})
+        facts = {"target": target, **times, "inputs": inputs, "outputs": rows, "files": listed}
+        print_json(facts | ({"explain": executable.report()} if explain else {}))
         return
-    show(rows, [summary(name, value) for name, value in feeds.items()], made_up, seconds, target)
+    show(rows, [summary(name, value) for name, value in feeds.items()], made_up)
+    made = f"compiled in {times['compile_seconds']:.3f} s, " if "compile_seconds" in times else ""
+    console().print(f"{made}ran in {times['seconds']:.3f} s on {target}")
+    if explain:
+        show_report(executable.report())
     for path in files.values():
         console().print(f"wrote {path}")
 
 
-def first_that_runs(
-    executable: Any, plan: Any, wanted: list[str] | None, seed: int, clock: Any
-) -> tuple[dict[str, Any], dict[str, Any], float]:
-    """Inputs that the model accepts, its outputs, and the seconds it took. Raises the first error if none is."""
-    from tilewright.backends.parity import FIRST_TRIES
-    from tilewright.graph.diagnostics import ExecutionError
+def prepare(model: str, target: str, threads: int | None) -> tuple[Any, Any, float]:
+    """The executable, its module, and the seconds it took to compile, or to load one that was compiled before."""
+    import time
+    from pathlib import Path
 
-    first_error: ExecutionError | None = None
-    for tries, scenario in enumerate(plan.scenarios()):
-        if tries >= FIRST_TRIES:
-            break
-        feeds = plan.feeds(scenario, seed)
-        started = clock()
-        try:
-            return feeds, executable.run(feeds, wanted), clock() - started
-        except ExecutionError as error:
-            first_error = first_error or error
-    assert first_error is not None, "a plan has at least one scenario"
-    raise first_error
+    from tilewright.backends.model_source import open_model
+    from tilewright.backends.target import compile_module
+    from tilewright.graph.diagnostics import DiagnosticLog, UsageError
+    from tilewright.tools._show import show_diagnostics
+
+    if Path(model).suffix == ".twx":
+        from tilewright.backends.cpu.executable import load
+
+        if target != "cpu":
+            raise UsageError("run/target", f"{model} was compiled for the target cpu, it cannot run on {target!r}")
+        started = time.perf_counter()
+        executable: Any = load(model, threads)
+        return executable, executable.module, time.perf_counter() - started
+    log = DiagnosticLog()
+    module = open_model(model, log).module
+    show_diagnostics(log.diagnostics)
+    started = time.perf_counter()
+    return compile_module(module, target, threads), module, time.perf_counter() - started
 
 
 def summary(name: str, value: Any) -> dict[str, Any]:
@@ -143,9 +160,7 @@ def write_outputs(folder: Path, results: dict[str, Any]) -> dict[str, Path]:
     return files
 
 
-def show(
-    rows: list[dict[str, Any]], inputs: list[dict[str, Any]], made_up: list[str], seconds: float, target: str
-) -> None:
+def show(rows: list[dict[str, Any]], inputs: list[dict[str, Any]], made_up: list[str]) -> None:
     from tilewright.tools._show import console, table
 
     made = table("", "<type", "min", "max", "mean", "<")
@@ -156,9 +171,32 @@ def show(
             notes += ["made up"] if title == "input" and row["name"] in made_up else []
             made.add_row(f"{title} {row['name']}", row["type"], *figures, ", ".join(notes))
         made.add_section()
+    console().print(made)
+
+
+def show_report(report: dict[str, Any]) -> None:
+    """What `Executable.report` says, as tables: how often each kernel (or operator) is called, then the rest."""
+    from tilewright.tools._show import console, size_text, table
+
     out = console()
-    out.print(made)
-    out.print(f"{seconds:.3f} s on {target}")
+    what = "kernel" if "kernels" in report else "operator"
+    calls = table(what, "calls", title=f"{what}s")
+    for name, count in sorted(report.get(f"{what}s", {}).items(), key=lambda item: (-item[1], item[0])):
+        calls.add_row(name, f"{count:,}")
+    out.print(calls)
+    if report.get("host_steps"):
+        steps = table("operator", "<place", title="host steps: operations without a kernel here")
+        for step in report["host_steps"]:
+            steps.add_row(step["operator"], step["location"])
+        out.print(steps)
+    facts = table("fact", "value", title="executable")
+    if "host_steps" in report:
+        facts.add_row("host steps", str(len(report["host_steps"])))
+    for name, value in report.items():
+        if name not in ("kernels", "operators", "host_steps"):
+            text = size_text(value) if name.endswith("_bytes") else str(value)
+            facts.add_row(name.removesuffix("_bytes").replace("_", " "), text)
+    out.print(facts)
 
 
 if __name__ == "__main__":

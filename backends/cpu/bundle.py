@@ -87,6 +87,11 @@ def read_bundle(path: str | os.PathLike[str]) -> tuple[Module, RecordingStore]:
     place = Path(path)
     if not place.is_file():
         raise UsageError("executable/missing", f"there is no file {place}")
+    if not zipfile.is_zipfile(place):
+        notes = [
+            "tilewright.compile(path) compiles a model, `tilewright compile MODEL -o OUT.twx` writes an executable"
+        ]
+        raise UsageError("executable/damaged", f"{place} is no executable of Tilewright, or damaged", notes=notes)
     try:
         with zipfile.ZipFile(place) as archive:
             facts = json.loads(archive.read("manifest.json"))

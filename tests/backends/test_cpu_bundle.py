@@ -84,3 +84,10 @@ def test_command(tmp_path: Path) -> None:
     assert facts["host_steps"] == []
     assert facts["bytes"] == (tmp_path / "model.twx").stat().st_size
     assert tilewright.load_executable(tmp_path / "model.twx").run({"x": x})["y"].shape == (3, 40)
+
+
+def test_a_model_is_no_executable(tmp_path: Path) -> None:
+    tilewright.save(build(), tmp_path / "model.onnx")
+    with pytest.raises(UsageError, match="no executable of Tilewright") as caught:
+        tilewright.load_executable(tmp_path / "model.onnx")
+    assert "tilewright.compile(path)" in str(caught.value)

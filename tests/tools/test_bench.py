@@ -16,6 +16,7 @@ def test_json_has_medians_and_ratios(command: Callable[..., Any], model: Path) -
     assert done.code == 0, done.err
     report = json.loads(done.out)
     assert report["precision"] == "float32"
+    assert report["inputs"] == [{"name": "x", "type": "f32[2, 4]", "made_up": True}]
     assert [timing["threads"] for timing in report["timings"]] == [1, 2]
     for timing in report["timings"]:
         ours, theirs = timing["median_ms"]["tilewright"], timing["median_ms"]["onnxruntime"]
@@ -27,6 +28,7 @@ def test_alone(command: Callable[..., Any], model: Path) -> None:
     done = command("bench", model, "--dim", "batch=2", "--runs", "1", "--against", "none")
     assert done.code == 0, done.err
     assert "tilewright" in done.out
+    assert "inputs: x f32[2, 4]" in done.out
     assert "onnxruntime" not in done.out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import tilewright
 from tilewright import Builder, bf16, f32, i64
 from tilewright.graph import types
+from tilewright.graph.diagnostics import ExecutionError
 
 
 def test_summary_of_made_up_inputs(command: Callable[..., Any], model: Path) -> None:
@@ -112,3 +114,100 @@ def test_a_type_that_cannot_be_made_up(command: Callable[..., Any], tmp_path: Pa
     done = command("run", tmp_path / "odd.tw")
     assert done.code == 2
     assert "no value can be made up for the input 'x'" in done.err
+
+
+def test_compiling_and_running_are_timed_apart(command: Callable[..., Any], model: Path) -> None:
+    done = command("run", model, "--dim", "batch=2")
+    assert re.search(r"compiled in \d+\.\d+ s, ran in \d+\.\d+ s on cpu", done.out)
+    report = json.loads(command("run", model, "--dim", "batch=2", "--json").out)
+    assert report["compile_seconds"] > 0
+    assert report["seconds"] > 0
+    assert "explain" not in report
+    reference = command("run", model, "--dim", "batch=2", "--target", "reference")
+    assert "ran in" in reference.out
+    assert "compiled" not in reference.out
+
+
+def test_explain(command: Callable[..., Any], tmp_path: Path) -> None:
+    b = Builder(opset=21)
+    x = b.input("x", f32[4, 4])
+    b.output(b.relu(x @ x), "y")
+    b.output(b.det(x), "size")  # of no kernel
+    tilewright.save(b.build(), tmp_path / "mixed.onnx")
+    done = command("run", tmp_path / "mixed.onnx", "--explain", "--threads", "1")
+    assert done.code == 0, done.err
+    for words in ("kernel", "host steps", "det", "segments", "arena", "vector bits", "threads"):
+        assert words in done.out
+    report = json.loads(command("run", tmp_path / "mixed.onnx", "--explain", "--json").out)["explain"]
+    assert report["kernels"]
+    assert [step["operator"] for step in report["host_steps"]] == ["det"]
+    assert "operator" in command("run", tmp_path / "mixed.onnx", "--explain", "--target", "reference").out
+
+
+def test_an_executable_is_run(command: Callable[..., Any], model: Path, tmp_path: Path) -> None:
+    twx = tmp_path / "small.twx"
+    assert command("compile", model, "-o", twx).code == 0
+    x = np.ones((2, 4), np.float32)
+    np.save(tmp_path / "x.npy", x)
+    done = command("run", twx, "--input", f"x={tmp_path / 'x.npy'}", "--output-dir", tmp_path / "results")
+    assert done.code == 0, done.err
+    expected = tilewright.compile(model).run({"x": x})["y"]
+    assert np.array_equal(np.load(tmp_path / "results" / "y.npy"), expected)
+    assert command("run", twx, "--dim", "batch=3").code == 0
+    refused = command("run", twx, "--target", "reference")
+    assert refused.code == 2
+    assert "compiled for the target cpu" in refused.err
+
+
+@pytest.mark.parametrize("name", ["inspect", "bench"])
+def test_an_executable_is_no_model(command: Callable[..., Any], tmp_path: Path, name: str) -> None:
+    (tmp_path / "small.twx").write_bytes(b"PK")
+    done = command(name, tmp_path / "small.twx")
+    assert done.code == 2
+    assert "is an executable of Tilewright, not a model" in done.err
+    assert "tilewright.load_executable" in done.err
+
+
+def windows(path: Path, kernel: int) -> Path:
+    """A convolution over a signal of any length, for which most of those made up are too short."""
+    b = Builder(opset=17)
+    x = b.input("x", f32[1, 1, "length"])
+    b.output(b.conv(x, np.ones((1, 1, kernel), np.float32)), "y")
+    tilewright.save(b.build(), path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["run", "bench", "compile"])
+def test_made_up_sizes_are_tried_until_one_fits(command: Callable[..., Any], tmp_path: Path, name: str) -> None:
+    path = windows(tmp_path / "long.onnx", 200)
+    options = {"bench": ["--runs", "1", "--against", "none"], "compile": ["-o", tmp_path / "long.twx"]}
+    done = command(name, path, *options.get(name, []))
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("name", ["run", "bench", "compile"])
+def test_what_was_tried_is_told_if_no_size_fits(command: Callable[..., Any], tmp_path: Path, name: str) -> None:
+    path = windows(tmp_path / "long.onnx", 100_000)
+    done = command(name, path, *(["-o", tmp_path / "long.twx"] if name == "compile" else []))
+    assert done.code == 2
+    assert "kernel [100000] is larger than" in done.err
+    assert "made-up inputs that do not run either: x f32[1, 1, " in done.err
+    assert "--input-shape" in done.err
+
+
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_an_error_inside_tells_what_the_model_was_given(tmp_path: Path, target: str) -> None:
+    executable = tilewright.compile(windows(tmp_path / "long.onnx", 200), target=target)
+    with pytest.raises(ExecutionError) as caught:
+        executable.run({"x": np.zeros((1, 1, 7), np.float32)})
+    assert "the model was given x f32[1, 1, 7]" in str(caught.value)
+    assert caught.value.diagnostics[0].location is not None
+
+
+def test_compile_looks_at_the_output_first(command: Callable[..., Any], model: Path, tmp_path: Path) -> None:
+    missing = command("compile", model, "-o", tmp_path / "nodir" / "x.twx")
+    assert missing.code == 2
+    assert f"the folder of the output, {tmp_path / 'nodir'}, does not exist" in missing.err
+    folder = command("compile", model, "-o", tmp_path)
+    assert folder.code == 2
+    assert f"the output {tmp_path} is a folder" in folder.err
