@@ -26,11 +26,12 @@ from ..executable import Executable, owned
 from .bounds import BOUNDS_VARIABLE
 from .library import KernelLibrary
 from .machine import machine, usable_cores
-from .planner import Planner, Shared
+from .planner import Shared
 from .program import Program
 from .runtime import pool
 from .segment import Segment, Step, planned_values, steps_of
 from .specialize import Specializations
+from .templates import Templates
 
 THREADS_VARIABLE = "TILEWRIGHT_THREADS"
 
@@ -56,6 +57,7 @@ class CpuExecutable(Executable):
         self._steps: dict[Block, list[Step]] = {}
         self._split(self._block, frozenset())
         self._programs: dict[Any, Program] = {}
+        self._templates: dict[Any, Templates] = {}
         self._lock = threading.Lock()
         self._special = Specializations(self._shared)
         self._last: tuple[tuple[Shape, ...], Program] | None = None
@@ -88,9 +90,16 @@ class CpuExecutable(Executable):
             with self._lock:
                 found = self._programs.get(key)
                 if found is None:
-                    planner = Planner(self._shared, segment, shapes, dict(zip(segment.known, known, strict=True)))
-                    planner.plan()
-                    found = self._programs[key] = Program(planner)
+                    found = self._programs[key] = self._templates_of(segment, shapes, known).program(shapes)
+        return found
+
+    def _templates_of(self, segment: Segment, shapes: tuple[Shape, ...], known: Sequence[np.ndarray]) -> Templates:
+        """What makes plans for inputs of these ranks, and these elements where they must be known."""
+        key = (segment, tuple(map(len, shapes)), tuple((array.shape, array.tobytes()) for array in known))
+        found = self._templates.get(key)
+        if found is None:
+            values = dict(zip(segment.known, known, strict=True))
+            found = self._templates[key] = Templates(self._shared, segment, values)
         return found
 
     def _execute(

@@ -14,6 +14,7 @@ from .kernels.attention import (
     attention_units,
     build_attention,
 )
+from .kernels.strided import zero_or_one
 from .planner import Argument, Buffer, Planner, View, plans
 
 
@@ -32,7 +33,7 @@ def plan_attention(planner: Planner, op: Operation) -> None:
     def strides(view: View) -> tuple[int | None, int | None, int | None, int | None]:
         batch, head, row, element = view.strides
         # A stride of 0 or 1 along a row decides how it is read, so that is part of the kernel.
-        return size(batch), size(head), size(row), element if element in (0, 1) else size(element)
+        return size(batch), size(head), size(row), element if static else zero_or_one(element)
 
     extents = {"queries": q.shape[2], "keys": k.shape[2], "heads": q.shape[1], "offset": int(op.attr("offset"))}
     kernel = Attention(

@@ -12,6 +12,7 @@ from ...graph.kernel.bodies import signature
 from ...graph.kernel.kernel_base import epilogue_of
 from .kernels.dot import FEW, Dot, build_dot, dot_arguments, dot_lanes, dot_units
 from .kernels.elementwise import collapse
+from .kernels.strided import zero_or_one
 from .kernels.tile import Epilogue, EpilogueOperand
 from .planner import Argument, Planner, View
 
@@ -35,10 +36,10 @@ def plan_dot(planner: Planner, op: Operation, product: Product, epilogue: Epilog
     if product.c.shape[-1] > FEW:
         x, y, results = y, x, [_turned(view) for view in results]
     c, *extras = results
-    rows, few = c.shape[-2:]
+    rows, few = c.shape[-2], int(c.shape[-1])
     space = collapse(c.shape[:-2], [view.strides[:-2] for view in (x, y, c, *extras)])
     operands = tuple(
-        EpilogueOperand(operand.name, view.dtype, view.strides[-2] if view.strides[-2] in (0, 1) else None, 1)
+        EpilogueOperand(operand.name, view.dtype, zero_or_one(view.strides[-2]), 1)
         for operand, view in zip(epilogue.operands, extras, strict=True)
     )
     epilogue = Epilogue(operands, epilogue.body)

@@ -81,24 +81,27 @@ def multiply(planner: Planner, op: Operation, product: Product) -> None:
 def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
     """Call the kernel; `op` has the epilogue, if there is one."""
     batch, m, n = product.c.shape[:-2], product.c.shape[-2], product.c.shape[-1]
-    k = product.a.shape[-1]
-    c_row = _row_stride(product.c)
     machine, dtype, b = planner.machine, product.c.dtype, product.b
     operands = _operands(product)
     is_weight = product.weight is not None and b.layout.rank == 2
+    k = b.shape[-2] if is_weight else product.a.shape[-1]
+    c_row, a_row, a_k = _row_stride(product.c), product.a.strides[-2], int(product.a.strides[-1])
     # A single row, as when text is generated word by word, has code of its own though the number of rows changes.
     static_m = product.static or m == 1
+    if static_m:
+        m, n, k, c_row, a_row = int(m), int(n), int(k), int(c_row), int(a_row)
+    b_k, b_column = int(b.strides[-2]) if static_m else b.strides[-2], int(b.strides[-1])
     fixed = static_m or is_weight
     fixed_k = fixed or computed_in(dtype) is not dtype  # sums of narrow floats are not stored in parts
     tiling = choose_tiling(
         machine, dtype, m if static_m else None, n if fixed else None, k if fixed_k else None, math.prod(batch),
-        is_weight, b.strides[-1], b.strides[-2],
+        is_weight, b_column, b_k,
     )  # fmt: skip
     space = collapse(batch, [view.layout.strides[:-2] for view in (product.a, b, product.c, *product.extras)])
     gemm = Gemm(
-        m=m if static_m else None, n=n, k=k, dtype=dtype, a_row=product.a.strides[-2], a_k=product.a.strides[-1],
-        c_row=c_row if static_m or c_row == n else None, b_packed=is_weight, b_k=b.strides[-2],
-        b_column=b.strides[-1], batched=space.extents != (1,), epilogue=_epilogue(op, operands),
+        m=m if static_m else None, n=n, k=k, dtype=dtype, a_row=a_row, a_k=a_k,
+        c_row=c_row if static_m else n if c_row == n else None, b_packed=is_weight, b_k=b_k,
+        b_column=b_column, batched=space.extents != (1,), epilogue=_epilogue(op, operands),
     )  # fmt: skip
     if not static_m:
         gemm, tiling = _of_any_height(gemm, tiling, is_weight)
@@ -113,8 +116,7 @@ def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
     key = (replace(gemm, epilogue=Epilogue(operands)), tiling, None if block is None else signature(block))
     compiled = planner.library.get(key, lambda name: build_gemm(name, gemm, tiling), name)
     given: dict[str, Argument] = {
-        "m": m, "n": n, "k": k, "a_row": product.a.strides[-2], "a_k": product.a.strides[-1], "c_row": c_row,
-        "b_k": b.strides[-2], "b_column": b.strides[-1],
+        "m": m, "n": n, "k": k, "a_row": a_row, "a_k": a_k, "c_row": c_row, "b_k": b_k, "b_column": b_column,
         "a_batch": rows[0][-1], "b_batch": rows[1][-1], "c_batch": rows[2][-1],
     }  # fmt: skip
     names = ["a", "b", "c", *(operand.name for operand in operands)]
@@ -140,9 +142,9 @@ def _of_any_height(gemm: Gemm, tiling: Tiling, is_weight: bool) -> tuple[Gemm, T
     if not is_weight:
         gemm = replace(gemm, n=None, k=None, b_k=None, c_row=None)
     if gemm.a_row == 1:
-        return replace(gemm, a_k=None), tiling
+        return replace(gemm, a_row=1, a_k=None), tiling
     if is_weight and gemm.a_row == gemm.k:
-        return gemm, tiling
+        return replace(gemm, a_row=gemm.k), tiling
     return replace(gemm, a_row=None), replace(tiling, pack_a=True)
 
 
@@ -192,7 +194,7 @@ def _row_stride(view: View) -> int:
 
 def _operands(product: Product) -> tuple[EpilogueOperand, ...]:
     return tuple(
-        EpilogueOperand(f"e{index}", view.dtype, None if view.strides[-2] else 0, view.strides[-1])
+        EpilogueOperand(f"e{index}", view.dtype, None if view.strides[-2] else 0, int(view.strides[-1]))
         for index, view in enumerate(product.extras)
     )
 

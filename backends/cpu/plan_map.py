@@ -10,6 +10,7 @@ from ...graph.kernel.bodies import cost, interpret, signature
 from ...graph.kernel.scalar_emitter import ScalarEmitter
 from ...graph.kernel.strided import Strided
 from .kernels.elementwise import Map, MapBody, MapOperand, build_map, collapse, map_arguments
+from .kernels.strided import zero_or_one
 from .planner import Argument, Planner, View, plans
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def emit(
     rows = [view.layout.transposed(order).strides for view in (*targets, *sources)]
     space = collapse(layout.transposed(order).shape, rows)
     tensors = [
-        MapOperand(view.dtype, strides[-1] if strides[-1] in (0, 1) else None)
+        MapOperand(view.dtype, zero_or_one(strides[-1]))
         for view, strides in zip((*targets, *sources), space.strides, strict=True)
     ]
     results, operands = tensors[: len(targets)], tensors[len(targets) :]

@@ -26,7 +26,7 @@ from .kernels.move import build_copy, copy_arguments, copy_units, ordered
 from .kernels.pad import pad_pieces
 from .kernels.scan import Scan, build_scan, scan_arguments, scan_units
 from .kernels.sort import Sort, build_sort, sort_arguments, sort_scratch, sort_units
-from .kernels.strided import Rows, Size, joined, split_rows
+from .kernels.strided import Rows, Size, joined, split_rows, zero_or_one
 from .kernels.strided import View as TensorView
 from .plan_map import order_of
 from .planner import Argument, Buffer, Planner, View, dtype_of, plans
@@ -58,7 +58,7 @@ def plan_tile(planner: Planner, op: Operation) -> None:
     """The result seen with two dims for each, of which the operand has one."""
     x = planner.view(op.operand_values[0])
     result = planner.new(op.result)
-    repeats = [int(count) for count in planner.known(op.operand_values[1])]
+    repeats = planner.known(op.operand_values[1]).tolist()
     if not result.layout.size:
         return
     target = result.layout.reshaped([n for pair in zip(repeats, x.shape, strict=True) for n in pair])
@@ -238,7 +238,7 @@ def _space(
     static = planner.static
 
     def sizes(numbers: Shape) -> tuple[Size, ...]:
-        return tuple(number if static or number in (0, 1) else None for number in numbers)
+        return tuple(number if static else zero_or_one(number) for number in numbers)
 
     known = extents if static else (None,) * len(extents)
     data, part, places = (sizes(line) for line in lines)
@@ -322,7 +322,7 @@ def plan_sort(planner: Planner, op: Operation) -> None:
     static = planner.static
 
     def sizes(numbers: Sequence[int]) -> tuple[Size, ...]:
-        return tuple(number if static or number in (0, 1) else None for number in numbers)
+        return tuple(number if static else zero_or_one(number) for number in numbers)
 
     kernel = Sort(
         x.dtype, outer if static else (None,) * len(outer), x.shape[axis] if static else None,
@@ -351,7 +351,7 @@ def _row_views(planner: Planner, rows: Rows, views: Sequence[View]) -> list[Tens
     static = planner.static
 
     def sizes(numbers: Sequence[int]) -> tuple[Size, ...]:
-        return tuple(number if static or number in (0, 1) else None for number in numbers)
+        return tuple(number if static else zero_or_one(number) for number in numbers)
 
     return [
         TensorView(view.dtype, sizes(outer), sizes(row))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from ...graph.core import Block, Operation, Value
 from ...graph.dtypes import DType
 from ...graph.kernel.bodies import interpret, signature
 from ...graph.kernel.kernel_base import epilogue_of, extras_of
 from ...graph.kernel.scalar_emitter import ScalarEmitter, computed_in
-from ...graph.kernel.strided import Shape, Strided
+from ...graph.kernel.strided import Shape, Strided, broadcast_shapes
 from .kernels.reduce import Reduce, Total, build_reduce, piece_length, reduce_arguments, reduce_units
 from .kernels.rows import (
     RowFunction,
@@ -28,7 +27,7 @@ from .kernels.rows import (
     row_units,
     softmax,
 )
-from .kernels.strided import Body, Rows, split_rows
+from .kernels.strided import Body, Rows, split_rows, zero_or_one
 from .kernels.strided import View as TensorView
 from .plan_map import order_of
 from .planner import Argument, Buffer, Planner, View, plans
@@ -114,7 +113,7 @@ def plan_reduce(planner: Planner, op: Operation) -> None:
     """One call, or two where few rows are so long that they are cut into pieces."""
     count = int(op.attr("sources"))
     values, axes = op.operand_values[:count], tuple(op.attr("axes"))
-    shape = np.broadcast_shapes(*(planner.shape(value) for value in values))
+    shape = broadcast_shapes(*(planner.shape(value) for value in values))
     sources = [planner.view(value).broadcast(shape) for value in values]
     order = order_of(planner, values, shape)
     if not op.attr("keepdims"):
@@ -126,8 +125,8 @@ def plan_reduce(planner: Planner, op: Operation) -> None:
     dtype = computed_in(result.dtype)
     epilogue = _function(epilogue_of(op))
     if op.attr("kind") == "mean":
-        elements = int(np.prod([shape[axis] for axis in axes], dtype=np.int64))
-        others.append(planner.constant(_count(planner, elements, dtype), dtype).broadcast(shape))
+        elements = math.prod(shape[axis] for axis in axes)
+        others.append(planner.number(elements, dtype).broadcast(shape))
         epilogue = _mean_then(epilogue)
     work = _Reduction(_COMBINE[op.attr("kind")], dtype, _prologue(op), epilogue)
     _reduce(planner, op, work, shape, axes, sources, result, others)
@@ -158,6 +157,7 @@ def _reduce(
     piece = piece_length(rows.along, rows.outer, rows.row)
     count = len(sources)
     if piece:
+        piece = int(piece)
         pieces = -(-rows.row[0] // piece)
         outer = rows.outer
         partial = planner.allocate((pieces, *outer), work.dtype)
@@ -210,7 +210,7 @@ def _emit(
     given |= {"piece": piece, "y0_piece": piece_stride}
     units = reduce_units(kernel, machine, rows.outer, rows.row, piece) if 0 not in rows.outer else 0
     arguments = [given[each] for each in reduce_arguments(kernel) if each not in ("begin", "end", "thread")]
-    planner.call(compiled, arguments, units, 2.0 * rows.row_length * int(np.prod(rows.outer, dtype=np.int64)))
+    planner.call(compiled, arguments, units, 2.0 * rows.row_length * math.prod(rows.outer))
 
 
 def _over(view: View, shape: Shape, axes: Sequence[int]) -> View:
@@ -221,15 +221,6 @@ def _over(view: View, shape: Shape, axes: Sequence[int]) -> View:
         strides = [0 if axis in axes else next(kept) for axis in range(len(shape))]
     strides = [0 if axis in axes else stride for axis, stride in enumerate(strides)]
     return view.seen(Strided(shape, tuple(strides), view.layout.offset))
-
-
-def _count(planner: Planner, elements: int, dtype: DType) -> np.ndarray:
-    """The number of elements as an array of one, the same array for equal numbers."""
-    key = ("count", elements, dtype.name)
-    found = planner.shared.packed.get(key)
-    if found is None:
-        found = planner.shared.packed[key] = np.array(elements, dtype.numpy)
-    return found
 
 
 def _mean_then(epilogue: _Function) -> _Function:
@@ -251,7 +242,7 @@ def _tensor_views(rows: Rows, tensors: Sequence[View], static: bool) -> list[Ten
     """The tensors as kernels see them. `rows` has the strides of a leading tensor that only decides on the order."""
 
     def strides(numbers: Sequence[int]) -> tuple[int | None, ...]:
-        return tuple(number if static or number in (0, 1) else None for number in numbers)
+        return tuple(number if static else zero_or_one(number) for number in numbers)
 
     return [
         TensorView(view.dtype, strides(outer), strides(row))

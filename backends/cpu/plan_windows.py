@@ -15,6 +15,7 @@ from ...graph.kernel.kernel_base import epilogue_of, extras_of, take
 from ...graph.kernel.kernel_ops import Windowed
 from ...graph.kernel.scalar_emitter import ScalarEmitter, computed_in
 from ...graph.kernel.strided import Shape, Strided
+from ...graph.kernel.tracing import choose
 from ...graph.ops.conv_numeric import transposed_sizes
 from ...graph.ops.pooling_numeric import number, pads_of
 from .kernels.conv import (
@@ -43,11 +44,13 @@ from .kernels.depthwise import (
 )
 from .kernels.image import ImageEpilogue, ImageOperand, Layout, Window
 from .kernels.pool import Pool, build_pool, pool_arguments, pool_blocks, pool_units
+from .kernels.strided import zero_or_one
 from .kernels.winograd import (
     WinogradTiling,
     build_winograd,
     choose_winograd,
     transformed_filters,
+    winograd_applies,
     winograd_arguments,
     winograd_panel_groups,
     winograd_scratch,
@@ -262,11 +265,13 @@ def _convolve(
         window, x.shape[1] // groups, y.shape[1] // groups, y.dtype, groups, planes, rows, pixels,
         _layout(x, static, True), _layout(y, static), _epilogue(op, extras, static),
     )  # fmt: skip
-    fewer = None if filters.key is None else choose_winograd(conv, machine, rows=places[1], pixels=places[2])
+    tiling = choose_conv_tiling(conv, machine)
+    fewer = None
+    if filters.key is not None and winograd_applies(conv):
+        fewer = choose(lambda rows, pixels: choose_winograd(conv, machine, rows, pixels, tiling), places[1], places[2])
     if fewer is not None:
         _convolve_winograd(planner, op, conv, fewer, (x, y, *extras), start, filters)
         return
-    tiling = choose_conv_tiling(conv, machine)
     if filters.key is None and tiling.together > 1:  # groups that share a vector are packed when compiling only
         apart = [each for each in conv_tilings(conv, machine) if each.together == 1]
         tiling = min(apart, key=lambda each: conv_cycles(conv, each, machine))
@@ -459,7 +464,7 @@ def _arguments(planner: Planner, start: int, x: View, y: View, extras: Sequence[
 def _places(places: Sequence[int], static: bool) -> list[int | None]:
     """Extents as numbers where they are known; one plane always is."""
     planes, rows, pixels = (number if static else None for number in places)
-    return [places[0] if places[0] == 1 else planes, rows, pixels]
+    return [1 if places[0] == 1 else planes, rows, pixels]
 
 
 def _three(spatial: Sequence[int], missing: int = 1) -> tuple[int, int, int]:
@@ -481,9 +486,9 @@ def _layout(view: View, static: bool, is_read_around: bool = False) -> Layout:
     image, plane, row, pixel, channel = _strides(view, is_read_around)
 
     def size(stride: int) -> int | None:
-        return stride if static or stride == 0 else None
+        return stride if static else 0 if stride == 0 else None
 
-    near = channel if channel in (0, 1) else size(channel)
+    near = channel if static else zero_or_one(channel)
     return Layout(None if image else 0, size(plane), size(row), size(pixel), near)
 
 

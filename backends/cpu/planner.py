@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,9 +22,11 @@ from ...graph.dtypes import DType
 from ...graph.evaluation import evaluate_op
 from ...graph.kernel.kernel_base import KernelOp, ViewOp
 from ...graph.kernel.strided import Shape, Strided, dense_strides
+from ...graph.kernel.tracing import Number, UntraceableError, apply
 from ...graph.lowerings.builder import data_of
 from ...graph.opdef import Trait
 from ...graph.types import TensorType
+from .known_sizes import TracedArray, as_numbers, computed_sizes, traced_results
 
 if TYPE_CHECKING:
     from .library import Kernel, KernelLibrary
@@ -35,12 +37,18 @@ if TYPE_CHECKING:
 @dataclass(eq=False)
 class Storage:
     """Memory that values lie in: a constant's `array`, the segment's input `slot`, the record of a `fault` by its
-    number, or (none of them) `bytes` of its own."""
+    number, one `value` that follows from sizes, or (none of them) `bytes` of its own."""
 
     bytes: int
     array: np.ndarray | None = None
     slot: int | None = None
     fault: int | None = None
+    value: tuple[Any, np.dtype] | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is room in the arena."""
+        return self.array is None and self.slot is None and self.fault is None and self.value is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +129,10 @@ def plans(*names: str, accepts: Callable[[Operation], bool] | None = None) -> Ca
     return register
 
 
+def _parts(threads: int, units: int, operations: float) -> int:
+    return max(1, min(threads, units, int(operations / OPERATIONS_PER_THREAD)))
+
+
 def has_plan(op: Operation) -> bool:
     """Whether a kernel can be planned here; views need no planner of their own."""
     from . import planners  # noqa: F401 - registers them
@@ -154,7 +166,7 @@ class Planner:
         self.faults: list[Operation] = []
         self.shapes: dict[Value, Shape] = dict(zip(segment.inputs, shapes, strict=True))
         self.halos: dict[Storage, tuple[Strided, Halo]] = {}
-        self._known: dict[Value, np.ndarray] = dict(values)
+        self._known: dict[Value, np.ndarray | TracedArray] = dict(values)
         self._views: dict[Value, View] = {}
         self._constants: dict[int, tuple[np.ndarray, Storage]] = {}
         self._wanted: dict[Value, Halo] = {}
@@ -194,7 +206,7 @@ class Planner:
             if data is None:
                 raise KeyError(f"%{value.name} is not known when a run is planned")
             found = self._known[value] = data.numpy()
-        return found
+        return found.elements() if isinstance(found, TracedArray) else found
 
     def is_known(self, value: Value) -> bool:
         return value in self._known or data_of(value) is not None
@@ -216,16 +228,28 @@ class Planner:
         """Where the value lies."""
         found = self._views.get(value)
         if found is None:
-            found = self._views[value] = self.constant(self.known(value), dtype_of(value))
+            known = self._known.get(value)
+            if isinstance(known, TracedArray):
+                found = self.number(known.number, dtype_of(value), known.shape)
+            else:
+                found = self.constant(as_numbers(self.known(value), value), dtype_of(value))
+            self._views[value] = found
         return found
 
     def constant(self, array: np.ndarray, dtype: DType) -> View:
         """A view of an array that does not change."""
+        if array.dtype == object:
+            raise UntraceableError("a constant is made of numbers that may differ")
         if id(array) not in self._constants:
             flat = np.ascontiguousarray(array)
             self._constants[id(array)] = array, Storage(flat.nbytes, array=flat)
         storage = self._constants[id(array)][1]
         return View(storage, dtype, Strided.contiguous(array.shape))
+
+    def number(self, value: Any, dtype: DType, shape: Shape = ()) -> View:
+        """A view of a number, or of an array, that follows from sizes."""
+        storage = Storage(math.prod(shape) * dtype.numpy.itemsize, value=(value, dtype.numpy))
+        return View(storage, dtype, Strided.contiguous(shape))
 
     # ---- making values -------------------------------------------------------------------------------------------
 
@@ -308,7 +332,7 @@ class Planner:
     ) -> None:
         """Call `kernel` for `units` units of work that take about so many `operations` in all."""
         if units:
-            parts = max(1, min(self.threads, units, int(operations / OPERATIONS_PER_THREAD)))
+            parts = apply(_parts, self.threads, units, operations)
             self.calls.append(Call(kernel, arguments, units, parts, scratch))
 
     # ---- sizes ---------------------------------------------------------------------------------------------------
@@ -320,12 +344,22 @@ class Planner:
             operands = op.operands
             found = definition.result_shapes(op, shapes, lambda index: self._operand(operands[index]))
             for result, shape in zip(op.results, found, strict=True):
-                self.shapes[result] = _possible(shape, dtype_of(result))
+                self.shapes[result] = _possible(_declared(result, shape), dtype_of(result))
+            return
+        sizes = computed_sizes(op, self.shape, self._found)
+        if sizes is not None:
+            self._known[op.result] = sizes
+            self.shapes[op.result] = sizes.shape
+            return
+        traced = traced_results(op, [None if value is None else self._found(value) for value in op.operands])
+        if traced is not None:
+            self._known.update(zip(op.results, traced, strict=True))
+            self.shapes.update((result, array.shape) for result, array in zip(op.results, traced, strict=True))
             return
         if Trait.SHAPE_ONLY in definition.traits:
             given = [None if v is None else self._stand_in(v) for v in op.operands]
         else:
-            given = [None if v is None else self.known(v) for v in op.operands]
+            given = [None if v is None else as_numbers(self.known(v), v) for v in op.operands]
         for result, array in zip(op.results, evaluate_op(op, given), strict=True):
             self._known[result] = array
             self.shapes[result] = np.shape(array)
@@ -334,10 +368,14 @@ class Planner:
         assert value is not None
         return self.known(value)
 
+    def _found(self, value: Value) -> Any:
+        """What is known of an operand's elements so far."""
+        return self._known.get(value) if value in self._known or data_of(value) is None else self.known(value)
+
     def _stand_in(self, value: Value) -> np.ndarray:
         """An array of the value's shape, of which only the shape is looked at."""
         if self.is_known(value):
-            return self.known(value)
+            return as_numbers(self.known(value), value)
         return np.broadcast_to(np.zeros((), dtype_of(value).numpy), self.shape(value))
 
     def _view(self, op: Operation) -> None:
@@ -353,7 +391,8 @@ class Planner:
         self.define(op.result, View(source.storage, dtype_of(op.result), layout))
 
     def _kernel(self, op: Operation) -> None:
-        if any(math.prod(self.shape(result)) for result in op.results):
+        # Scatters into nothing have indices that are out of range.
+        if any(math.prod(self.shape(result)) for result in op.results) or op.name.startswith("kernel.scatter"):
             _PLANS[op.name](self, op)
             return
         for result in op.results:  # nothing to compute
@@ -426,6 +465,17 @@ _WRITE_STRIDED = frozenset({"kernel.map", "kernel.conv", "kernel.gemm", "kernel.
 def channels_last(rank: int) -> tuple[int, ...]:
     """The order of axes in which channels are the fastest."""
     return (0, *range(2, rank), 1)
+
+
+def _declared(value: Value, shape: Shape) -> Shape:
+    """The shape, with numbers for those dims that have the same size in every run."""
+    if not isinstance(value.type, TensorType) or value.type.shape is None:
+        return shape
+    sizes: Sequence[Any] = shape
+    return tuple([
+        declared if isinstance(size, Number) and isinstance(declared, int) and size == declared else size
+        for size, declared in zip(sizes, value.type.shape, strict=True)
+    ])  # fmt: skip
 
 
 def dtype_of(value: Value) -> DType:

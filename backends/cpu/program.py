@@ -6,14 +6,16 @@ import ctypes
 import math
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...graph.core import Operation, Value
 from ...graph.diagnostics import ExecutionError
+from ...graph.kernel.tracing import apply
 from . import bounds
-from .memory_plan import Lifetime, place
+from .known_sizes import as_numbers
+from .memory_plan import Lifetime, place, restack, stack_of
 from .planner import Buffer, Call, Planner, Storage, View, dtype_of
 from .runtime import STEP_WORDS, Pool, runtime
 
@@ -27,42 +29,69 @@ MOST_ARENAS = 4
 _BYTE = ctypes.c_char
 
 
-class Program:
-    """The table of a segment's calls for one set of input sizes. Immutable, so that many threads may run it.
-
-    `known` are the outputs that were worked out when it was planned, by their place among the outputs.
-    """
+class Outline:
+    """What the table of a plan is made of. Everything that sizes decide is in `numbers`, which may be traced ones."""
 
     def __init__(self, planner: Planner) -> None:
-        segment = planner.segment
+        segment, threads = planner.segment, planner.threads
         self.outputs: list[tuple[Shape, np.dtype]] = []
         self.known: dict[int, np.ndarray] = {}
-        slots: dict[Storage, int] = {}
+        self._slots: dict[Storage, int] = {}
         for index, value in enumerate(segment.outputs):
             if planner.is_known(value):
-                self.known[index] = planner.known(value)
+                self.known[index] = as_numbers(planner.known(value), value)
             else:
-                slots[_output(planner, value, slots)] = FIRST_FREE + len(segment.inputs) + len(self.outputs)
+                base = FIRST_FREE + len(segment.inputs) + len(self.outputs)
+                self._slots[_output(planner, value, self._slots)] = base
                 self.outputs.append((planner.shape(value), dtype_of(value).numpy))
-        self.calls, self._faults = planner.calls, planner.faults
-        self._fault_base = FIRST_FREE + len(segment.inputs) + len(self.outputs)
-        self._checked = planner.library.checked
-        self._input_bytes = [math.prod(planner.shape(v)) * dtype_of(v).numpy.itemsize for v in segment.inputs]
-        self._arenas: list[tuple[np.ndarray, int]] = []
-        self.parallel = any(call.parts > 1 for call in self.calls)
-        self._keep: list[np.ndarray] = []
-        self._threads = planner.threads
-        scratch = self._place(slots, planner.threads)
-        self._tables = [self._table(call, slots, offset) for call, offset in zip(self.calls, scratch, strict=True)]
-        rows = [
-            [call.kernel.entry, table.ctypes.data, call.units, call.parts]
-            for call, table in zip(self.calls, self._tables, strict=True)
-        ]
-        self._steps = np.array(rows, np.int64).reshape(len(rows), STEP_WORDS)
-        self._job = address_of(self._steps), len(rows)
+        self.calls, self.faults = planner.calls, planner.faults
+        self.input_bytes = [math.prod(planner.shape(v)) * dtype_of(v).numpy.itemsize for v in segment.inputs]
+        self.fault_base = FIRST_FREE + len(segment.inputs) + len(self.outputs)
+        self.checked = planner.library.checked
+        self.keep: list[np.ndarray] = []
+        self._find_lifetimes()
+        # The words of all tables: what they are but for places in the arena, and to which of those they belong.
+        self._words: list[int] = []
+        self._fixed: list[int] = []
+        self._placed: list[tuple[int, int]] = []
+        self._valued: list[tuple[int, int, np.dtype]] = []
+        self.values: list[Any] = []
+        self.starts: list[int] = []
+        for position, call in enumerate(self.calls):
+            self.starts.append(len(self._words))
+            self._add_call(call, len(self._own) + position, threads)
+        self._scratch = [apply(_scratch_bytes, call.scratch, threads, call.parts) for call in self.calls]
+        self.fixed = np.array(self._fixed, np.int64)
+        self.placed = np.array(self._placed, np.int64).reshape(-1, 2)
+        self._stack: list[list[int]] | None = None
 
-    def _place(self, slots: dict[Storage, int], threads: int) -> list[int]:
-        """Offsets of the storages in the arena (kept) and of each call's scratch memory (returned)."""
+    @property
+    def numbers(self) -> list[Any]:
+        """Words, sizes in the arena, units of work and parts, dims of outputs."""
+        sizes = [*(storage.bytes for storage in self._own), *self._scratch]
+        work = [*(call.units for call in self.calls), *(call.parts for call in self.calls)]
+        return [*self._words, *sizes, *work, *(size for shape, _ in self.outputs for size in shape)]
+
+    def cut(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """`numbers` in the parts that they consist of."""
+        count = len(self.calls)
+        lengths = [len(self._words), len(self._own) + count, count, count]
+        return np.split(numbers, np.cumsum(lengths))
+
+    def constants(self, values: Sequence[Any]) -> list[tuple[int, np.ndarray]]:
+        """The constants that follow from sizes, with the words that say where they lie."""
+        return [(word, np.ascontiguousarray(np.asarray(values[index], dtype))) for word, index, dtype in self._valued]
+
+    def place(self, sizes: Sequence[int]) -> tuple[list[int], int]:
+        """Offsets in the arena of what it holds, and its bytes. Once it is known what lies on what, that stays so."""
+        if self._stack is None:
+            lifetimes = [Lifetime(size, *life) for size, life in zip(sizes, self._lives, strict=True)]
+            offsets, total = place(lifetimes)
+            self._stack = stack_of(lifetimes, offsets)
+            return offsets, total
+        return restack(self._stack, sizes)
+
+    def _find_lifetimes(self) -> None:
         first: dict[Storage, int] = {}
         last: dict[Storage, int] = {}
         for position, call in enumerate(self.calls):
@@ -70,48 +99,92 @@ class Program:
                 if isinstance(argument, Buffer) and argument.storage is not None:
                     first.setdefault(argument.storage, position)
                     last[argument.storage] = position
-        own = [s for s in first if s not in slots and s.array is None and s.slot is None and s.fault is None]
-        lifetimes = [Lifetime(storage.bytes, first[storage], last[storage]) for storage in own]
-        for position, call in enumerate(self.calls):
-            lifetimes.append(Lifetime(call.scratch * max(1, min(threads, call.parts)), position, position))
-        offsets, self.arena_bytes = place(lifetimes)
-        self._offsets = dict(zip(own, offsets, strict=False))
-        return offsets[len(own) :]
+        self._own = [s for s in first if s not in self._slots and s.is_own]
+        self._numbers = {storage: number for number, storage in enumerate(self._own)}
+        self._lives = [(first[storage], last[storage]) for storage in self._own]
+        self._lives += [(position, position) for position in range(len(self.calls))]
 
-    def _table(self, call: Call, slots: dict[Storage, int], scratch: int) -> np.ndarray:
-        words: list[int] = []
+    def _add_call(self, call: Call, scratch: int, threads: int) -> None:
         for argument in call.arguments:
-            if isinstance(argument, int | np.integer):
-                words.append(int(argument))
+            if not isinstance(argument, Buffer):
+                self._word(argument)
                 continue
             storage = argument.storage
+            address = 0
             if storage is None:
-                base, start, size = ARENA, scratch, call.scratch * max(1, min(self._threads, call.parts))
+                base, place, size = ARENA, scratch, apply(_scratch_bytes, call.scratch, threads, call.parts)
+            elif storage in self._numbers:
+                base, place, size = ARENA, self._numbers[storage], storage.bytes
             else:
-                base, start, size = self._memory(storage, slots)
-            words += [base, start + argument.offset]
-            if self._checked:
-                words += [start, start + size]
-        return np.array(words, np.int64)
+                base, address, size = self._elsewhere(storage)
+                place = None
+            self._word(base)
+            self._word(argument.offset, address, place)
+            if storage is not None and storage.value is not None:
+                self._valued.append((len(self._words) - 1, len(self.values) - 1, storage.value[1]))
+            if self.checked:
+                self._word(0, address, place)
+                self._word(size, address, place)
 
-    def _memory(self, storage: Storage, slots: dict[Storage, int]) -> tuple[int, int, int]:
-        """Where a storage lies: the number of its base, its first byte from there, and how many it has."""
+    def _word(self, number: int, fixed: int = 0, place: int | None = None) -> None:
+        if place is not None:
+            self._placed.append((len(self._words), place))
+        self._words.append(number)
+        self._fixed.append(fixed)
+
+    def _elsewhere(self, storage: Storage) -> tuple[int, int, int]:
+        """Where a storage outside the arena lies: its base, its first byte from there, and how many it has."""
+        if storage.value is not None:
+            self.values.append(storage.value[0])
+            return NULL, 0, storage.bytes
         if storage.array is not None:
-            self._keep.append(storage.array)
+            self.keep.append(storage.array)
             return NULL, storage.array.ctypes.data, storage.array.nbytes
-        if storage in slots:
-            return slots[storage], 0, storage.bytes
+        if storage in self._slots:
+            return self._slots[storage], 0, storage.bytes
         if storage.fault is not None:
-            return self._fault_base, 16 * storage.fault, 16
-        if storage.slot is not None:
-            return FIRST_FREE + storage.slot, 0, self._input_bytes[storage.slot]
-        return ARENA, self._offsets[storage], storage.bytes
+            return self.fault_base, 16 * storage.fault, 16
+        assert storage.slot is not None
+        return FIRST_FREE + storage.slot, 0, self.input_bytes[storage.slot]
+
+
+class Program:
+    """The table of a segment's calls for one set of input sizes. Immutable, so that many threads may run it.
+
+    `known` are the outputs that were worked out when it was planned, by their place among the outputs.
+    """
+
+    def __init__(self, outline: Outline, numbers: Sequence[int] | np.ndarray, values: Sequence[Any]) -> None:
+        """`numbers` and `values` are the outline's for these sizes."""
+        self.calls, self._faults, self.known = outline.calls, outline.faults, outline.known
+        self._checked, self._inputs = outline.checked, len(outline.input_bytes)
+        words, sizes, units, parts, dims = outline.cut(np.array(numbers, np.int64))
+        offsets, self.arena_bytes = outline.place(sizes.tolist())
+        words = words + outline.fixed
+        if len(outline.placed):
+            words[outline.placed[:, 0]] += np.array(offsets, np.int64)[outline.placed[:, 1]]
+        constants = outline.constants(values)
+        for word, constant in constants:
+            words[word] = constant.ctypes.data
+        rest = iter(dims.tolist())
+        self.outputs = [(tuple(next(rest) for _ in shape), dtype) for shape, dtype in outline.outputs]
+        self.parallel = bool((parts > 1).any())
+        self._arenas: list[tuple[np.ndarray, int]] = []
+        self._keep = [words, *outline.keep, *(constant for _, constant in constants)]
+        begin, width = words.ctypes.data, words.itemsize
+        entries = [call.kernel.entry for call in self.calls]
+        tables = [begin + width * start for start in outline.starts]
+        self._steps = np.array([entries, tables, units, parts], np.int64).T.reshape(-1, STEP_WORDS).copy()
+        self._job = address_of(self._steps), len(entries)
 
     def run(self, pool: Pool | None, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs for contiguous input arrays; those that were not known before are fresh arrays."""
-        made = [np.empty(shape, dtype) for shape, dtype in self.outputs]
-        if self.calls:
-            self._call(pool, [*arrays, *made])
+        try:
+            made = [np.empty(shape, dtype) for shape, dtype in self.outputs]
+            if self.calls:
+                self._call(pool, [*arrays, *made])
+        except MemoryError as error:
+            raise ExecutionError("run/memory", f"there is not enough memory for a run: {error}") from error
         if not self.known:
             return made
         fresh = iter(made)
@@ -127,7 +200,7 @@ class Program:
             memory = arena, -(-address_of(arena) // 64) * 64
         if self._checked:
             bounds.forget()
-            for fresh in (memory[0], *arrays[len(self._input_bytes) :]):
+            for fresh in (memory[0], *arrays[self._inputs :]):
                 fresh.reshape(-1).view(np.uint8).fill(bounds.UNWRITTEN)
         addresses = [0, memory[1], *(address_of(each) for each in arrays)]
         if self._faults:
@@ -145,6 +218,10 @@ class Program:
         if self._faults and faults[:, 0].any():
             place = int(np.flatnonzero(faults[:, 0])[0])
             raise _fault(self._faults[place], int(faults[place, 1]))
+
+
+def _scratch_bytes(each: int, threads: int, parts: int) -> int:
+    return each * max(1, min(threads, parts))
 
 
 def address_of(array: np.ndarray) -> int:

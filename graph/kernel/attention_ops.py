@@ -11,6 +11,7 @@ import numpy as np
 from ..opdef import Trait, op
 from ..ops.numeric import summable
 from .kernel_base import KernelOp, Known
+from .strided import broadcast_shapes
 
 if TYPE_CHECKING:
     from ..core import Operation
@@ -39,7 +40,7 @@ class Attention(KernelOp):
         q, k, v = shapes[:3]
         if q[3] != k[3] or k[2] != v[2] or k[:2] != v[:2] or q[0] != k[0] or not k[1] or q[1] % k[1]:
             raise ValueError(f"q {list(q)}, k {list(k)} and v {list(v)} do not go together")
-        if op.input(3) is not None and np.broadcast_shapes(shapes[3], (*q[:3], k[2])) != (*q[:3], k[2]):
+        if op.input(3) is not None and broadcast_shapes(shapes[3], (*q[:3], k[2])) != (*q[:3], k[2]):
             raise ValueError(f"a mask of {list(shapes[3])} for scores of {[*q[:3], k[2]]}")
         return [(*q[:3], v[3])]
 

@@ -15,6 +15,8 @@ from ..ops.pooling_numeric import average_pool, max_pool, number
 from ..ops.scalar import NumpyScalars
 from .bodies import interpret, result_dtypes
 from .kernel_base import KernelOp, Known, kernel_fault
+from .strided import broadcast_shapes
+from .tracing import apply
 
 if TYPE_CHECKING:
     from ..core import Operation
@@ -40,7 +42,7 @@ class Map(KernelOp):
 
     def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
         try:
-            return [tuple(np.broadcast_shapes(*shapes))] * len(op.results)
+            return [broadcast_shapes(*shapes)] * len(op.results)
         except ValueError:
             listed = ", ".join(str(list(shape)) for shape in shapes)
             raise ValueError(f"cannot broadcast {listed} to one shape") from None
@@ -79,7 +81,7 @@ class Reduce(KernelOp):
         return int(op.attr("sources"))
 
     def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
-        whole = tuple(np.broadcast_shapes(*shapes[: self.fixed_count(op)]))
+        whole = broadcast_shapes(*shapes[: self.fixed_count(op)])
         axes = op.attr("axes")
         if op.attr("keepdims"):
             return [tuple(1 if axis in axes else size for axis, size in enumerate(whole))]
@@ -127,7 +129,7 @@ class Rows(KernelOp):
         return int(op.attr("sources"))
 
     def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
-        return [tuple(np.broadcast_shapes(*shapes[: self.fixed_count(op)]))]
+        return [broadcast_shapes(*shapes[: self.fixed_count(op)])]
 
     def compute(self, op: Operation, *operands: Any) -> Any:
         x = operands[0]
@@ -162,7 +164,7 @@ class Gemm(KernelOp):
         a, b = shapes[:2]
         if a[-1] != b[-2]:
             raise ValueError(f"the rows of {list(a)} are not as long as the columns of {list(b)}")
-        return [(*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])]
+        return [(*broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])]
 
     def compute(self, op: Operation, *operands: Any) -> Any:
         a, b = operands
@@ -186,8 +188,13 @@ class Windowed(KernelOp):
 
     def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
         x = shapes[0]
-        places = self.window(op, shapes).output(op, x[2:])
-        return [(x[0], self.channels(op, shapes), *(number(place) for place in places))]
+        window = self.window(op, shapes)
+
+        def place(axis: int, *spatial: int) -> int:
+            return number(window.output(op, spatial)[axis])
+
+        places = [apply(place, axis, *x[2:]) for axis in range(len(x) - 2)]
+        return [(x[0], self.channels(op, shapes), *places)]
 
 
 _WINDOW: dict[str, Any] = {"strides": (), "pads": (), "dilations": (), "auto_pad": "NOTSET"}

@@ -104,6 +104,22 @@ class Strided:
         return tuple(sorted(range(self.rank), key=lambda axis: (-abs(self.strides[axis]), axis)))
 
 
+def broadcast_shapes(*shapes: Sequence[int]) -> Shape:
+    """The shape that tensors of these shapes broadcast to, numpy's way. Raises ValueError if there is none."""
+    rank = max(map(len, shapes), default=0)
+    result: list[int] = [1] * rank
+    for shape in shapes:
+        for axis, size in enumerate(shape, rank - len(shape)):
+            if size == 1:
+                continue
+            # Of two equal sizes the one that is a plain number is kept: it is so in every run.
+            if result[axis] == 1 or (result[axis] == size and type(size) is int):
+                result[axis] = size
+            elif result[axis] != size:
+                raise ValueError(f"{', '.join(str(list(each)) for each in shapes)} do not broadcast to one shape")
+    return tuple(result)
+
+
 def dense_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> Shape:
     """The strides of a tensor without gaps whose axes lie in `order`, slowest first (default: row-major)."""
     strides = [0] * len(shape)

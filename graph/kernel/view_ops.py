@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..opdef import Trait, op
-from ..ops.movement import python_slice
 from ..types import TensorType
 from .kernel_base import KernelOp, Known, ViewOp, product_of
-from .strided import Strided
+from .strided import Strided, broadcast_shapes
 
 if TYPE_CHECKING:
     from ..core import Operation
@@ -71,7 +70,7 @@ class Reshape(ViewOp):
             case "merge":
                 axis = op.attr("axis")
                 return (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
-        wanted = [int(size) for size in known(1)]
+        wanted = known(1).reshape(-1).tolist()
         if not op.attr("allowzero"):
             wanted = [shape[axis] if size == 0 else size for axis, size in enumerate(wanted)]
         return _filled(wanted, product_of(shape))
@@ -116,7 +115,7 @@ class Broadcast(ViewOp):
     known_operands = (1,)
 
     def view(self, op: Operation, operand: Strided, known: Known) -> Strided | None:
-        return operand.broadcast(np.broadcast_shapes(operand.shape, tuple(int(size) for size in known(1))))
+        return operand.broadcast(broadcast_shapes(operand.shape, known(1).reshape(-1).tolist()))
 
 
 @op("slice", domain="kernel")
@@ -127,15 +126,26 @@ class Slice(ViewOp):
     known_operands = (1, 2, 3, 4)
 
     def view(self, op: Operation, operand: Strided, known: Known) -> Strided | None:
-        starts, ends = known(1).reshape(-1), known(2).reshape(-1)
-        axes = known(3).reshape(-1) if op.input(3) is not None else np.arange(len(starts))
-        steps = known(4).reshape(-1) if op.input(4) is not None else np.ones(len(starts), np.int64)
+        starts, ends = known(1).reshape(-1).tolist(), known(2).reshape(-1).tolist()
+        axes = known(3).reshape(-1).tolist() if op.input(3) is not None else range(len(starts))
+        steps = known(4).reshape(-1).tolist() if op.input(4) is not None else [1] * len(starts)
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
             axis = int(axis) % operand.rank
-            size = operand.shape[axis]
-            taken = range(*python_slice(int(start), int(end), int(step), size).indices(size))
-            operand = operand.sliced(axis, taken.start, len(taken), taken.step)
+            first, count = taken_by_slice(start, end, int(step), operand.shape[axis])
+            operand = operand.sliced(axis, first, count, int(step))
         return operand
+
+
+def taken_by_slice(start: int, end: int, step: int, size: int) -> tuple[int, int]:
+    """The first element, and how many, that ONNX Slice takes of `size`. Raises ValueError for a step of 0."""
+    if step == 0:
+        raise ValueError("slice step cannot be zero")
+    low, high = (0, size) if step > 0 else (-1, size - 1)
+    start, end = (place + size if place < 0 else place for place in (start, end))
+    # A start before the first element is the first, also in a backward slice.
+    first, last = min(max(start, 0), high), min(max(end, low), high)
+    count = -(-(last - first) // step) if step > 0 else -(-(first - last) // -step)
+    return first, max(count, 0)
 
 
 @op("part", domain="kernel")
@@ -150,7 +160,7 @@ class Part(ViewOp):
         axis, index, count = op.attr("axis") % operand.rank, op.attr("index"), op.attr("count")
         size = operand.shape[axis]
         if op.input(1) is not None:
-            sizes = [int(part) for part in known(1)]
+            sizes = known(1).reshape(-1).tolist()
         else:
             chunk = -(-size // count)
             sizes = [max(0, min(chunk, size - chunk * part)) for part in range(count)]

@@ -18,7 +18,7 @@ from ....graph.kernel.loop_builder import Operand
 from ....graph.module import Module
 from ..machine import Machine
 from .pack import transposed
-from .strided import Size, Strided, argument_names
+from .strided import Size, Strided, argument_names, zero_or_one
 
 # Elements of a unit of work, about.
 _GRAIN = 1 << 14
@@ -61,7 +61,7 @@ class Ordered:
         """The kernel for it; one that is not static takes extents and strides as arguments, but those of 0 and 1."""
         if static:
             return Copy(dtype, self.extents, self.source, self.target, self.turned)
-        source, target = (tuple(s if s in (0, 1) else None for s in part) for part in (self.source, self.target))
+        source, target = (tuple(map(zero_or_one, part)) for part in (self.source, self.target))
         return Copy(dtype, (None,) * len(self.extents), source, target, self.turned)
 
 

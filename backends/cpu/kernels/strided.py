@@ -7,6 +7,7 @@ last dim of a row ("row"), or along the last of the outer dims, so that each lan
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -36,6 +37,11 @@ class View:
     dtype: DType
     outer: tuple[Size, ...]
     row: tuple[Size, ...] = ()
+
+
+def zero_or_one(number: int) -> Size:
+    """A stride that decides how elements are read, as a number; None for another one, which a kernel is told."""
+    return 0 if number == 0 else 1 if number == 1 else None
 
 
 def view_sizes(name: str, view: View) -> dict[str, Size]:
@@ -211,7 +217,7 @@ class Rows:
 
     @property
     def row_length(self) -> int:
-        return int(np.prod(self.row, dtype=np.int64))
+        return math.prod(self.row)
 
 
 def split_rows(shape: Sequence[int], axes: Sequence[int], strides: Sequence[Sequence[int]]) -> Rows:

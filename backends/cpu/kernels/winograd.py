@@ -28,7 +28,7 @@ from ....graph.kernel.loop_builder import LoopBuilder, Operand
 from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Function, Module
 from ..machine import Machine
-from .conv import Conv, choose_conv_tiling, conv_cycles
+from .conv import Conv, ConvTiling, choose_conv_tiling, conv_cycles
 from .image import (
     INDEX,
     Numbers,
@@ -110,13 +110,13 @@ def winograd_tiling(conv: Conv, machine: Machine, size: int) -> WinogradTiling:
     return WinogradTiling(size, block, min(rows, block), vectors, lanes)
 
 
-def choose_winograd(conv: Conv, machine: Machine, rows: int, pixels: int) -> WinogradTiling | None:
+def choose_winograd(
+    conv: Conv, machine: Machine, rows: int, pixels: int, tiling: ConvTiling | None = None
+) -> WinogradTiling | None:
     """The tiling that is estimated to be fastest for an output of `rows` x `pixels`; None if direct convolution is, or
-    nearly so (it rounds less)."""
-    direct = conv_cycles(conv, choose_conv_tiling(conv, machine), machine) * conv.depth
-    if conv.rows is None or conv.pixels is None:
-        sized = replace(conv, rows=rows, pixels=pixels)
-        direct = conv_cycles(sized, choose_conv_tiling(conv, machine), machine) * conv.depth
+    nearly so (it rounds less). `tiling` is that of the direct one, if it is known."""
+    sized = replace(conv, rows=rows, pixels=pixels) if conv.rows is None or conv.pixels is None else conv
+    direct = conv_cycles(sized, tiling or choose_conv_tiling(conv, machine), machine) * conv.depth
     times = {tiling: winograd_cycles(conv, tiling, machine, rows, pixels) for tiling in winograd_tilings(conv, machine)}
     best = min(times, key=lambda tiling: times[tiling], default=None)
     return best if best is not None and times[best] < 0.8 * direct else None

@@ -1,0 +1,88 @@
+"""Plans made from earlier ones are the plans that would be made without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tilewright.backends.cpu.executable import CpuExecutable
+from tilewright.backends.cpu.memory_plan import Lifetime, place, restack, stack_of
+from tilewright.backends.cpu.segment import Segment
+from tilewright.backends.cpu.templates import Templates
+from tilewright.graph.dtypes import f32
+from tilewright.graph.model_builder import Builder
+
+
+def weights(*shape: int) -> np.ndarray:
+    return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+
+
+def perceptron(b: Builder) -> None:
+    x = b.input("x", f32["n", "m", 24])
+    y = b.softmax(b.relu(x @ weights(24, 40)), axis=-1)
+    b.output(b.transpose(y, perm=[0, 2, 1]) @ x, "y")
+
+
+def image(b: Builder) -> None:
+    x = b.input("x", f32["n", 3, "m", 24])
+    y = b.relu(b.conv(x, weights(16, 3, 3, 3), pads=[1, 1, 1, 1], strides=[2, 1]))
+    y = b.concat(y, b.conv(y, weights(8, 16, 3, 3), pads=[1, 1, 1, 1]), axis=1)
+    b.output(b.reduce_mean(y, np.array([2, 3]), keepdims=1) * y, "y")
+
+
+@pytest.mark.parametrize("model", [perceptron, image])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_plan_from_a_template_has_the_same_numbers(model: Callable[[Builder], None], threads: int) -> None:
+    b = Builder("model")
+    model(b)
+    executable = CpuExecutable(b.build(), threads)
+    [segment] = [step for steps in executable._steps.values() for step in steps if isinstance(step, Segment)]
+    shape = [segment.inputs[0].type.shape[axis] for axis in range(segment.inputs[0].type.rank)]
+    templates = Templates(executable._shared, segment, {})
+    followed = 0
+    for n, m in ((2, 7), (3, 9), (2, 11), (1, 1), (5, 13), (4, 40), (1, 30), (2, 200)):
+        sizes = iter((n, m))
+        given = [tuple(size if isinstance(size, int) else next(sizes) for size in shape)]
+        templates.program(given)
+        wanted = templates._outline(given)
+        for template in templates._found:
+            numbers = template.numbers([n, m])
+            if numbers is not None:
+                followed += 1
+                assert numbers[0].tolist() == wanted.numbers
+                assert [np.asarray(value).tolist() for value in numbers[1]] == wanted.values
+                assert [call.kernel for call in template.first.calls] == [call.kernel for call in wanted.calls]
+    assert templates._wanted > 0
+    assert followed > len(templates._found)
+
+
+@pytest.mark.parametrize("model", [perceptron, image])
+def test_results_do_not_depend_on_the_way_to_the_plan(model: Callable[[Builder], None]) -> None:
+    b = Builder("model")
+    model(b)
+    module = b.build()
+    executable = CpuExecutable(module, 2)
+    for n, m in ((2, 7), (3, 9), (2, 11), (4, 40)):
+        shape = (n, m, 24) if model is perceptron else (n, 3, m, 24)
+        x = weights(*shape)
+        assert np.array_equal(executable.run({"x": x})["y"], CpuExecutable(module, 2).run({"x": x})["y"])
+
+
+def test_other_sizes_on_a_stack_do_not_overlap() -> None:
+    random = np.random.default_rng(5)
+    lives = [(int(start), int(start + length)) for start, length in random.integers(0, 9, (40, 2))]
+    sizes = random.integers(0, 500, 40).tolist()
+    lifetimes = [Lifetime(size, *life) for size, life in zip(sizes, lives, strict=True)]
+    offsets, total = place(lifetimes)
+    stack = stack_of(lifetimes, offsets)
+    assert restack(stack, sizes)[1] <= total
+    sizes = random.integers(0, 5000, 40).tolist()
+    offsets, total = restack(stack, sizes)
+    for i, mine in enumerate(lives):
+        assert offsets[i] + sizes[i] <= total
+        for j, other in enumerate(lives[:i]):
+            together = mine[0] <= other[1] and other[0] <= mine[1]
+            apart = offsets[i] + sizes[i] <= offsets[j] or offsets[j] + sizes[j] <= offsets[i]
+            assert apart or not together
