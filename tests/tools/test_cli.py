@@ -31,7 +31,7 @@ def command_that_raises(error: BaseException) -> click.Command:
 def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["optimise"]) == 2
     message = capsys.readouterr().err
-    assert "there is no command 'optimise'. Did you mean 'optimize'?" in message
+    assert "there is no command 'optimise'. Did you mean 'optimize'" in message
 
 
 def test_command_unlike_any_other_points_to_the_list(capsys: pytest.CaptureFixture[str]) -> None:
