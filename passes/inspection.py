@@ -56,6 +56,7 @@ class ModelFacts:
     file_bytes: int = 0
     flops: Dim | None = 0
     unknown_flops: Counter[str] = field(default_factory=Counter)
+    unsized_dims: list[str] = field(default_factory=list)  # those of `dims` that were given no size
     dims: list[str] = field(default_factory=list)  # names of the inputs' open dims
     control_flow: Counter[str] = field(default_factory=Counter)
     functions: list[str] = field(default_factory=list)
@@ -130,9 +131,14 @@ def inspect_module(
     for function in module.all_functions():
         for data in function.defaults.values():
             _count_constant(facts, data)
-    facts.dims = sorted({label_of(s) for v in main.inputs for d in _dims(v.type) for s in symbols_of(d)})
+    facts.dims = _labels(module)
     _count_flops(module, facts, dims or {}, shapes or {})
     return facts
+
+
+def _labels(module: Module) -> list[str]:
+    """The names of the dims of the inputs."""
+    return sorted({label_of(s) for v in module.main.inputs for d in _dims(v.type) for s in symbols_of(d)})
 
 
 def _dims(type: Type) -> tuple[Dim, ...]:
@@ -166,6 +172,7 @@ def _count_flops(
     if dims or shapes:
         given = tuple(f"{name}:{','.join(map(str, shape))}" for name, shape in shapes.items())
         BindDims(tuple(f"{name}={size}" for name, size in dims.items()), given).run(copy, context)
+    facts.unsized_dims = _labels(copy)
     InferShapes().run(copy, context)
     facts.flops = _flops_of(copy.main.block, facts.unknown_flops)
 

@@ -81,10 +81,12 @@ def flops_text(facts: ModelFacts) -> str:
         return missing
     if isinstance(facts.flops, int):
         text = count_text(facts.flops)
-    elif len(str(facts.flops)) <= LONGEST_EXPRESSION:
+    elif len(str(facts.flops)) <= LONGEST_EXPRESSION and "?" not in str(facts.flops):
         text = str(facts.flops)
+    elif not facts.unsized_dims:
+        text = "depend on sizes that only a run tells"
     else:
-        named = [dim for dim in facts.dims if not dim.startswith("?")]
+        named = [dim for dim in facts.unsized_dims if not dim.startswith("?")]
         text = f"depend on {', '.join(named) or 'the shapes of the inputs'}"
         text += f"; give sizes: {' '.join(f'--dim {dim}=1' for dim in named) or '--input-shape'}"
     return f"{text} ({missing})" if missing else text

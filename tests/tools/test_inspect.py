@@ -69,3 +69,17 @@ def test_bad_input(command: Callable[..., Any], model: Path) -> None:
     done = command("inspect", model, "--dim", "height=3")
     assert (done.code, done.out) == (2, "")
     assert "no input has a dim called 'height'" in done.err
+
+
+def test_arithmetic_that_depends_on_the_data_names_the_dims_without_a_size(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    b = Builder("found")
+    places = b.nonzero(b.input("x", f32["batch", "seq"]))
+    b.output(b.exp(b.cast(places, to=f32)), "y")
+    path = tmp_path / "found.onnx"
+    tilewright.save(b.build(), path)
+    assert "depend on batch, seq; give sizes: --dim batch=1 --dim seq=1" in command("inspect", path).out
+    assert "depend on seq; give sizes: --dim seq=1" in command("inspect", path, "--dim", "batch=1").out
+    both = command("inspect", path, "--input-shape", "x:1,2").out
+    assert "depend on sizes that only a run tells" in both
