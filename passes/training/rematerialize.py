@@ -75,12 +75,27 @@ class Rematerialize(Pass):
                 _apply(search.items, rewriter)
         share = search.spent / whole if whole else 0.0
         context.count("operations copied", copies)
-        message = f"at most {after / 1e6:.4g} MB of results are alive instead of {before / 1e6:.4g} MB"
+        message = f"at most {_text(after)} of results are alive instead of {_text(before)}"
         context.remark("rematerialize/peak", f"{message}, for {share:.0%} more time by estimate ({copies} operations)")
         if after > budget:
-            hint = "a larger share of time= may help" if search.spent_all else "what is left is needed all at once"
-            context.log.warning("rematerialize/budget", f"{message}; the budget is {budget / 1e6:.4g} MB", None, hint)
+            hint = self._advice(search.spent_all)
+            context.log.warning("rematerialize/budget", f"{message}; the budget is {_text(budget)}", None, hint)
         return bool(copies)
+
+    def _advice(self, spent_all: bool) -> str:
+        """What helps against a budget that cannot be met."""
+        smaller = "a smaller batch needs less memory"
+        if not spent_all:
+            return f"what is left is needed all at once; {smaller}"
+        return f"{self.time:.0%} of the step's time is all that may be spent on computing again; {smaller}"
+
+
+def _text(count: int) -> str:
+    """Bytes in the unit that fits: `1.5 kB`, `64 MB`."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{count} bytes"
 
 
 def _parsed(text: str) -> tuple[float, str]:
