@@ -151,6 +151,7 @@ def fit(
     resume: bool = False,
     on_step: Callable[[Run], None] | None = None,
     on_epoch: Callable[[Run], None] | None = None,
+    on_start: Callable[[Run], None] | None = None,
 ) -> Run:
     """Train for `epochs` epochs, and return the losses and where it stopped.
 
@@ -159,13 +160,15 @@ def fit(
 
     `checkpoint` is a file, always whole, that is written after each `every` steps, at the end, and when Ctrl-C asks to
     stop; `resume` goes on from it, and losses are bit for bit those of a run that never stopped (if the data depends on
-    epoch and seed alone). `on_step` and `on_epoch` are called with what was done so far.
+    epoch and seed alone). `on_step` and `on_epoch` are called with what was done so far,
+    `on_start` once before the first step with what was resumed.
     """
     from .backends.training.loop import fit as run
 
     return run(
-        trainer, data, epochs, checkpoint=checkpoint, every=every, resume=resume, on_step=on_step, on_epoch=on_epoch
-    )
+        trainer, data, epochs, checkpoint=checkpoint, every=every, resume=resume, on_step=on_step, on_epoch=on_epoch,
+        on_start=on_start,
+    )  # fmt: skip
 
 
 def training_form(model: ModelLike, log: DiagnosticLog | None = None) -> Module:

@@ -139,6 +139,7 @@ class _Training:
         anomaly = options["detect_anomaly"]
         self.trainer = train.Trainer(step, options["backend"], options["threads"], detect_anomaly=anomaly)
         data = _fitting(data, self.trainer)
+        self.trainer.check_classes(data.arrays)
         self.held_out: train.Dataset | None = None
         if options["validation"]:
             data, self.held_out = data.split(options["validation"], options["seed"])
@@ -164,12 +165,24 @@ class _Training:
                 checkpoint=self.checkpoint if wanted else None,
                 every=options["checkpoint_every"],
                 resume=options["resume"],
+                on_start=self._say_where if options["resume"] else None,
                 on_step=bar.step,
                 on_epoch=on_epoch,
             )
         if run.interrupted:
             self._stop(run)
         self._finish(run)
+
+    def _say_where(self, run: train.Run) -> None:
+        """Tell from where a run with --resume goes on."""
+        done, total = len(run.losses), self.options["epochs"] * len(self.batches)
+        if not self.checkpoint.exists():
+            text = f"there is no checkpoint {self.checkpoint}: training starts from the beginning"
+        elif run.epoch >= self.options["epochs"]:
+            text = f"resumed at step {done} of {total}: nothing is left to do; a larger --epochs trains on"
+        else:
+            text = f"resumed at step {done} of {total}, from {self.checkpoint}"
+        click.echo(text, err=True)
 
     def _stop(self, run: train.Run) -> None:
         saved = train.Checkpoint(self.trainer.state, run.epoch, run.batch, run.losses)

@@ -42,12 +42,14 @@ def fit(
     resume: bool = False,
     on_step: Callable[[Run], None] | None = None,
     on_epoch: Callable[[Run], None] | None = None,
+    on_start: Callable[[Run], None] | None = None,
 ) -> Run:
     """Train for `epochs` epochs of `data`: Batches, or any iterable of dicts or (x, target) that can be started again.
 
     `checkpoint` is a file that is written after each `every` steps, at the end, and when Ctrl-C asks to stop, which
     takes effect after the step under way. `resume` goes on from that file if it is there: with data that depends on
-    epoch and seed alone, losses are bit for bit those of a run that never stopped.
+    epoch and seed alone, losses are bit for bit those of a run that never stopped. `on_start` is called once,
+    before the first step, with what was resumed.
 
     Raises UsageError for a damaged checkpoint or one of another step, ExecutionError from the step; the checkpoint that
     was there stays.
@@ -61,6 +63,9 @@ def fit(
         found = load_checkpoint(checkpoint)
         trainer.load_state(found.state)
         run = Run(found.losses, found.epoch, found.batch)
+
+    if on_start is not None:
+        on_start(run)
 
     def save() -> None:
         if checkpoint is not None:

@@ -54,13 +54,34 @@ class Trainer:
         return float(np.asarray(loss).reshape(()))
 
     def run(self, batch: Mapping[str, Any], outputs: Sequence[str] = ()) -> dict[str, Any]:
-        """Train on one batch; the loss, and those of the model's outputs that `outputs` names."""
+        """Train on one batch; the loss, and those of the model's outputs that `outputs` names.
+
+        Raises UsageError for a target that is no class, ExecutionError from the step.
+        """
+        self.check_classes(batch)
         feeds = {**batch, **self.state}
         results = self.executable.run(feeds, [self.roles.loss, *outputs, *self.roles.state.values()])
         new = {name: results[output] for name, output in self.roles.state.items()}
         self._check(feeds, results[self.roles.loss], new)
         self.state = new
         return {name: results[name] for name in (self.roles.loss, *outputs)}
+
+    def check_classes(self, batch: Mapping[str, Any]) -> None:
+        """Raises UsageError data/class for a target that names a class which the model has no score for."""
+        for name, (count, ignored) in self.roles.classes.items():
+            labels = np.asarray(batch[name]) if name in batch else np.zeros(0, np.int64)
+            if labels.dtype.kind not in "iu":
+                continue  # the executable tells what type it takes
+            wrong = (labels < 0) | (labels >= count)
+            if ignored is not None:
+                wrong &= labels != ignored
+            if not wrong.any():
+                continue
+            place = tuple(int(index) for index in np.argwhere(wrong)[0])
+            where = f"{name!r}[{', '.join(map(str, place))}]" if place else repr(name)
+            message = f"{where} is {labels[place]}, but the classes are 0 to {count - 1}"
+            hints = [f"{int(wrong.sum())} of {labels.size} elements are out of range"]
+            raise UsageError("data/class", message, notes=hints)
 
     def _check(self, feeds: Mapping[str, Any], loss: Any, new: Mapping[str, np.ndarray]) -> None:
         finite = bool(np.isfinite(np.asarray(loss, np.float64)).all())

@@ -63,11 +63,20 @@ class Roles:
     parameters: list[str] = field(default_factory=list)
     state: dict[str, str] = field(default_factory=dict)  # input to output; parameters too
     outputs: list[str] = field(default_factory=list)  # those of the model
+    # How many classes the integers of an input name, and which integer does not count, if there is one.
+    classes: dict[str, tuple[int, int | None]] = field(default_factory=dict)
 
     KEY = "tilewright.train"
 
     def store(self, module: Module) -> None:
-        facts = {"loss": self.loss, "parameters": self.parameters, "state": self.state, "outputs": self.outputs}
+        facts: dict[str, Any] = {
+            "loss": self.loss,
+            "parameters": self.parameters,
+            "state": self.state,
+            "outputs": self.outputs,
+        }
+        if self.classes:
+            facts["classes"] = self.classes
         properties = dict(module.metadata.get("metadata_props") or {})
         module.metadata["metadata_props"] = {**properties, self.KEY: json.dumps(facts)}
 
@@ -138,6 +147,7 @@ class _StepMaker:
         scale = options.loss_scale
         self.scaling = LossScale(float(scale), 1, 1) if isinstance(scale, int | float) else scale
         self.b = StepBuilder(module)
+        self.classes: dict[str, tuple[int, int | None]] = {}
         self.model_outputs = [str(output.name) for output in module.main.block.outputs]
 
     def make(self) -> Module:
@@ -161,6 +171,7 @@ class _StepMaker:
         roles = Roles(first[0][0] if first else self._name_of(loss), [each.name for each in trainables])
         roles.outputs = [name for name in self.model_outputs if name != roles.loss]
         self._remark_parameters(roles.parameters)
+        roles.classes = self.classes
         roles.state = {name: output for name, (output, _) in b.updates.items()}
         b.add_outputs(first, [(output, self._apart(tensor)) for output, tensor in b.updates.values()])
         at.finish([])
@@ -222,7 +233,10 @@ class _StepMaker:
                 raise UsageError("train/loss", f"scores are [n, classes, ...], not {scores.type}")
             axis = loss.class_axis % len(shape)
             type = dtypes.i64[(*shape[:axis], *shape[axis + 1 :])]
-        return loss(scores, b.input(b.unused(self.options.target), type))
+        name = b.unused(self.options.target)
+        if loss.of_classes and isinstance(count := shape[axis], int):
+            self.classes[name] = count, loss.options.get("ignore_index")
+        return loss(scores, b.input(name, type))
 
     def _scores(self, outputs: dict[str, Tensor]) -> Tensor:
         """The output that a named loss looks at."""

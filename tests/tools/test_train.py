@@ -75,7 +75,17 @@ def test_ctrl_c_saves_and_resume_goes_on_with_the_same_bits(
     assert result.code == 130
     assert "interrupted after 6 steps" in result.err
     assert not model.with_name("out.onnx").exists()
-    assert losses(command, *arguments, "--resume") == expected
+    result = command("train", *arguments, "--resume", "--json")
+    assert f"resumed at step 6 of {len(expected)}, from" in result.err
+    assert json.loads(result.out)["losses"] == expected
+    assert "nothing is left to do; a larger --epochs" in command("train", *arguments, "--resume").err
+
+
+def test_resuming_from_nothing_starts_from_the_beginning(command: Callable[..., Any], model: Path, data: Path) -> None:
+    result = command("train", model, "--data", data, "--resume")
+    assert result.code == 0
+    assert "there is no checkpoint" in result.err
+    assert "starts from the beginning" in result.err
 
 
 def test_the_step_can_be_exported(command: Callable[..., Any], model: Path, tmp_path: Path) -> None:
@@ -101,6 +111,7 @@ def test_a_memory_budget_changes_no_bit(command: Callable[..., Any], model: Path
     plain = losses(command, *arguments)
     result = command("train", *arguments, "--memory-budget", "90%", "--json")
     assert "rematerialize/peak" in result.err
+    assert " kB of results are alive instead of " in result.err
     assert json.loads(result.out)["losses"] == plain
 
 
@@ -122,6 +133,7 @@ def test_a_memory_budget_changes_no_bit(command: Callable[..., Any], model: Path
         (["--data", "bad.npz", "--detect-anomaly"], "'x' has NaN elements before the step runs"),
         (["--data", "bad.npz"], "the loss is nan"),
         (["--data", "floats.npz"], "the model takes i64"),
+        (["--data", "classes.npz"], "error[data/class]: 'target'[2] is 7, but the classes are 0 to 2"),
         (["--data", "data.npz", "--checkpoint", "bad.npz", "--resume"], "cannot be read"),
         (["--export", "step.onnx", "--schedule", "cosine"], "give --data"),
     ],
@@ -132,6 +144,7 @@ def test_what_does_not_work_is_told_and_nothing_is_written(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(model.parent)
     np.savez("bad.npz", x=POINTS * np.nan, target=LABELS)
+    np.savez("classes.npz", x=POINTS, target=np.where(np.arange(len(LABELS)) == 2, 7, LABELS))
     np.savez("floats.npz", x=POINTS, target=LABELS + 0.5)
     before = sorted(Path().iterdir())
     result = command("train", model, *arguments)

@@ -230,3 +230,25 @@ def test_a_curve_of_text() -> None:
     assert [line.split("|")[1] for line in lines] == ["*", " *", "  *"]
     assert lines[0].split()[0] == "3"
     assert train.text_curve([float("nan")]) == "(no finite number)"
+
+
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+@pytest.mark.parametrize("label", [3, -1, 2**40])
+def test_a_target_that_is_no_class_is_told_before_the_step_runs(target: str, label: int) -> None:
+    net = nn.Sequential(nn.Linear(4, 3)).initialize(0).to_model(x=f32["n", 4])
+    training = train.Trainer(train.step(net), target)
+    before = {name: array.copy() for name, array in training.state.items()}
+    labels = np.array([0, 2, label, label])
+    with pytest.raises(UsageError, match=rf"'target'\[2\] is {label}, but the classes are 0 to 2") as error:
+        training.step({"x": X[:4], "target": labels})
+    assert error.value.code == "data/class"
+    assert error.value.diagnostics[0].notes == ("2 of 4 elements are out of range",)
+    assert all(np.array_equal(before[name], array) for name, array in training.state.items())
+
+
+def test_the_class_that_does_not_count_may_be_any_number() -> None:
+    net = nn.Sequential(nn.Linear(4, 3)).initialize(0).to_model(x=f32["n", 4])
+    training = train.Trainer(train.step(net, nn.CrossEntropyLoss(ignore_index=-100)), "reference")
+    assert np.isfinite(training.step({"x": X[:3], "target": np.array([0, 2, -100])}))
+    with pytest.raises(UsageError, match="is -1, but"):
+        training.step({"x": X[:3], "target": np.array([0, 2, -1])})
