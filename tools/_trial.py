@@ -51,7 +51,7 @@ def first_that_runs(executable: Executable, plan: FeedPlan, wanted: list[str] | 
     shown = list(tried)[:LISTED_TRIES]
     if plan.choices and shown:
         more = f", and {len(tried) - len(shown)} more" if len(tried) > len(shown) else ""
-        first_error.with_note(f"made-up inputs that do not run either: {'; '.join(shown)}{more}")
+        first_error.with_note(f"made-up inputs that do not run: {'; '.join(shown)}{more}")
         first_error.with_note("give sizes that fit: --input-shape NAME:DIMS, --dim NAME=SIZE, or --input NAME=FILE")
     raise first_error
 

@@ -70,7 +70,7 @@ def execute(
         progress.start("compiling")
         executable, module, seconds = prepare(model, target, threads)
         plan = FeedPlan(module, *read_sizes(dims, shapes), read_inputs(module, given))
-        progress.start("running")
+        progress.start("compiling for sizes, running")
         trial = first_that_runs(executable, plan, wanted, seed)
         feeds, results, times = trial.feeds, trial.outputs, {"seconds": trial.seconds}
         if executable.target == "cpu":  # the first run made plans and compiled what depends on sizes

@@ -191,7 +191,7 @@ def test_what_was_tried_is_told_if_no_size_fits(command: Callable[..., Any], tmp
     done = command(name, path, *(["-o", tmp_path / "long.twx"] if name == "compile" else []))
     assert done.code == 2
     assert "kernel [100000] is larger than" in done.err
-    assert "made-up inputs that do not run either: x f32[1, 1, " in done.err
+    assert "made-up inputs that do not run: x f32[1, 1, " in done.err
     assert "--input-shape" in done.err
 
 
