@@ -102,6 +102,13 @@ class UsageError(TilewrightError):
     """A call or command line asks for something that does not exist or does not fit together."""
 
 
+def listed(names: Iterable[str], limit: int = 8) -> str:
+    """`a, b, c and 5 more`: names for a message, the first `limit` of them; "none" if there is none."""
+    found = list(names)
+    more = f" and {len(found) - limit} more" if len(found) > limit else ""
+    return f"{', '.join(found[:limit])}{more}" if found else "none"
+
+
 def require(name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
     """Raise UsageError, "NAME must be WANTED, not ...", unless the argument `name` of a call is of `kind`.
 

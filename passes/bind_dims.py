@@ -11,6 +11,7 @@ bound name. Names that the file repeats on other tensors are claims, and are lef
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -120,6 +121,8 @@ def parse_dims(items: Sequence[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for item in items:
         name, _, size = item.rpartition("=")
+        if name and re.fullmatch(r"-\d+", size.strip()):
+            raise UsageError("bind/size", f"the size of the dim {name!r} must be positive, not {size.strip()}")
         if not name or not size.strip().isdecimal():
             raise UsageError("bind/syntax", f"a dim is given as NAME=SIZE, not {item!r}")
         if found.setdefault(name.strip(), int(size)) != int(size):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from ..graph import types
 from ..graph.core import Block, BlockOutput, Operation, Value
-from ..graph.diagnostics import UsageError
+from ..graph.diagnostics import UsageError, listed
 from .base import Pass
 
 if TYPE_CHECKING:
@@ -77,8 +77,11 @@ def _find(tensors: dict[str, Value], name: str) -> Value:
     value = tensors.get(name)
     if value is None:
         near = difflib.get_close_matches(name, tensors, 3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "tensors inside of subgraphs cannot be chosen"
-        raise UsageError("cut/unknown-tensor", f"there is no tensor {name!r} in the main graph", notes=[hint])
+        names = f"its tensors are {listed(tensors)}"
+        hints = (
+            [f"did you mean {' or '.join(near)}?"] if near else [names, "those inside of subgraphs cannot be chosen"]
+        )
+        raise UsageError("cut/unknown-tensor", f"there is no tensor {name!r} in the main graph", notes=hints)
     return value
 
 
@@ -86,7 +89,8 @@ def _output(main: Function, tensors: dict[str, Value], name: str) -> tuple[Value
     for value, declared in zip(main.outputs, main.block.outputs, strict=True):
         if declared.name == name:
             return value, declared
-    value = _find(tensors, name)
+    # The declared outputs first: they are what a misspelt name is most often meant to be.
+    value = _find({str(o.name): v for v, o in zip(main.outputs, main.block.outputs, strict=True)} | tensors, name)
     if value.type is types.UNKNOWN:
         raise UsageError("cut/unknown-type", f"the type of {name!r} is not known, so it cannot be an output")
     return value, BlockOutput(name, value.type)

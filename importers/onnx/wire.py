@@ -55,8 +55,9 @@ _FOREIGN: tuple[tuple[bytes, str], ...] = (
 class WireError(ModelError):
     """The bytes are no protobuf-encoded ONNX model; `offset` is the byte where reading stopped."""
 
-    def __init__(self, offset: int, message: str, code: str = "onnx/damaged-file") -> None:
-        super().__init__(code, f"{message} (at byte {offset:,})" if offset else message)
+    def __init__(self, offset: int, message: str, code: str = "onnx/damaged-file", *, cut_short: bool = False) -> None:
+        """Of a file that is `cut_short`, the message says all; where its last whole field began helps nobody."""
+        super().__init__(code, f"{message} (at byte {offset:,})" if offset and not cut_short else message)
         self.offset = offset
 
 
@@ -244,6 +245,7 @@ class Reader:
                 start,
                 f"the file is cut short: it has {size:,} bytes, but a field of it ends at byte "
                 f"{claimed_end:,}; was it downloaded completely?",
+                cut_short=True,
             )
         return WireError(start, f"a field ends {claimed_end - end:,} bytes after the message that holds it")
 
@@ -392,7 +394,7 @@ def explained(data: memoryview | bytes) -> Iterator[None]:
         try:
             yield
         except IndexError:
-            raise WireError(len(data), "the file is cut short: it ends inside a field") from None
+            raise WireError(len(data), "the file is cut short: it ends inside a field", cut_short=True) from None
     except WireError as error:
         foreign = _foreign_format(bytes(data[:64]))
         if foreign is None:

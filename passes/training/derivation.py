@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...graph.core import BlockOutput, Value
-from ...graph.diagnostics import Diagnostic, DiagnosticLog, UsageError
+from ...graph.diagnostics import Diagnostic, DiagnosticLog, UsageError, listed
 from ...graph.gradients.sweep import Findings, Stops, Sweep, is_differentiable
 from ...graph.types import TensorType
 
@@ -55,8 +55,18 @@ class Derivation:
         if name in tensors:
             return tensors[name]
         near = difflib.get_close_matches(name, tensors, 3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "tensors inside of subgraphs cannot be chosen"
-        raise UsageError("gradient/unknown-tensor", f"there is no tensor {name!r} in the main graph", notes=[hint])
+        hints = [f"did you mean {' or '.join(near)}?"] if near else self._known_names()
+        raise UsageError("gradient/unknown-tensor", f"there is no tensor {name!r} in the main graph", notes=hints)
+
+    def _known_names(self) -> list[str]:
+        """What can be named, for a message: outputs, then inputs and initializers, which are most often meant."""
+        constants = [op.result.name for op in self.block if op.name == "const" and op.result.name]
+        inputs = [argument.name for argument in self.block.arguments if argument.name]
+        return [
+            f"the outputs are {listed(str(output.name) for output in self.block.outputs)}",
+            f"inputs and initializers are {listed([*inputs, *constants])}",
+            "tensors inside of subgraphs cannot be chosen",
+        ]
 
     def _values(self) -> Iterable[Value]:
         yield from self.block.arguments

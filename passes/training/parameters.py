@@ -14,7 +14,7 @@ from ...graph import dtypes
 from ...graph.clone import clone_module
 from ...graph.core import Operation, Value
 from ...graph.data import ArrayData, TensorData
-from ...graph.diagnostics import Diagnostic, DiagnosticLog, UsageError
+from ...graph.diagnostics import Diagnostic, DiagnosticLog, UsageError, listed
 from ...graph.infer import InferenceContext
 from ...graph.types import TensorType
 from .derivation import leaves
@@ -108,7 +108,8 @@ def chosen_parameters(module: Module, params: Any) -> list[str]:
             matching = [each for each in _default_parameters(module, there) if fnmatchcase(each, name)]
             names.update(dict.fromkeys(matching))
             if not matching:
-                wrong.append(Diagnostic("train/unknown-parameter", f"no parameter matches {name!r}"))
+                hints = (f"the parameters are {listed(_default_parameters(module, there))}",)
+                wrong.append(Diagnostic("train/unknown-parameter", f"no parameter matches {name!r}", notes=hints))
         elif name not in there:
             wrong.append(_unknown(module, name, there))
         elif not _is_float(there[name]):
@@ -127,7 +128,8 @@ def _unknown(module: Module, name: str, there: dict[str, Value]) -> Diagnostic:
         message = f"{name!r} is an input without a value, and a parameter has to begin with one"
         return Diagnostic("train/unknown-parameter", message)
     near = difflib.get_close_matches(name, there, 3, 0.4)
-    hints = (f"did you mean {' or '.join(near)}?",) if near else ()
+    known = f"those of floats are {listed(each for each, value in there.items() if _is_float(value))}"
+    hints = (f"did you mean {' or '.join(near)}?",) if near else (known,)
     return Diagnostic("train/unknown-parameter", f"there is no initializer {name!r}", notes=hints)
 
 

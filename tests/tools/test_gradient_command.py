@@ -49,6 +49,8 @@ def test_as_json_with_a_check(command: Callable[..., Any], path: Path) -> None:
     ("arguments", "message"),
     [
         (("--of", "loss", "--wrt", "v"), "no tensor 'v'"),
+        (("--of", "zork", "--wrt", "w"), "the outputs are "),
+        (("--of", "loss", "--wrt", "zork"), "inputs and initializers are x, w"),
         (("--of", "loss", "--wrt", "w", "-o", "/"), "the output / is a folder"),
         (("--of", "y", "--wrt", "w"), "a gradient is of a scalar"),
         (("--of", "loss", "--wrt", "x", "--stops", "error"), "floor has no derivative"),

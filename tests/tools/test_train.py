@@ -126,6 +126,8 @@ def test_a_memory_budget_changes_no_bit(command: Callable[..., Any], model: Path
         (["--data", "data.npz", "-o", "nowhere/"], "the output nowhere/ is a folder that does not exist"),
         (["--data", "data.npz", "--plot", "."], "the plot . is a folder"),
         (["--data", "data.npz", "--checkpoint", "no/c.npz"], "the folder of the checkpoint, no, does not exist"),
+        (["--data", "data.npz", "--params", "zork.*"], "the parameters are 0.weight, 0.bias, "),
+        (["--data", "data.npz", "--params", "zork"], "those of floats are 0.weight, 0.bias, "),
         (["--export", "no/step.onnx"], "the folder of the training step, no, does not exist"),
         (["--data", "date.npz"], "error[file/missing]: there is no file date.npz\n  note: did you mean data.npz?"),
         (["--data", "net.onnx"], "error[data/file]: net.onnx is no .npz file of arrays\n"),
