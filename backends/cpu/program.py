@@ -166,6 +166,8 @@ class Program:
         constants = outline.constants(values)
         for word, constant in constants:
             words[word] = constant.ctypes.data
+            if outline.checked:
+                words[word + 1 : word + 3] += constant.ctypes.data
         rest = iter(dims.tolist())
         self.outputs = [(tuple(next(rest) for _ in shape), dtype) for shape, dtype in outline.outputs]
         self.parallel = bool((parts > 1).any())
