@@ -51,6 +51,16 @@ class PipelineReport:
     diagnostics: list[Diagnostic] = field(default_factory=list)
     seconds: float = 0.0
 
+    def __str__(self) -> str:
+        """A table of the passes that changed something, and how many others ran."""
+        rows = [row for row in self.rows if row.changed]
+        lines = [
+            f"{row.ops_before:8,d} -> {row.ops_after:<8,d} {row.seconds * 1e3:9.1f} ms  {row.text}" for row in rows
+        ]
+        idle = len(self.rows) - len(rows)
+        head = f"{len(self.rows)} passes in {self.seconds * 1e3:.1f} ms" + (f", {idle} changed nothing" if idle else "")
+        return "\n".join([head, *lines])
+
     @property
     def changed(self) -> bool:
         return any(row.changed for row in self.rows)

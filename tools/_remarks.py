@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -54,12 +54,13 @@ def remarks_of(report: OptimizeReport) -> Remarks:
 def show_remarks(remarks: Remarks) -> None:
     """Three tables; an empty one is left out, and a line says that there is nothing to say at all."""
     fused = [(fusion.rule, fusion.summary, str(fusion.location)) for fusion in remarks.fusions]
-    missed = [(miss.rule, miss.reason, _place(miss)) for miss in remarks.near_misses()]
+    misses = remarks.near_misses()
+    missed = grouped((miss.rule, miss.reason, _place(miss)) for miss in misses)
     others = [(d.code, d.message, str(d.location) if d.location is not None else "") for d in remarks.others]
     for title, columns, rows in [
-        ("fused", ("rule", "<what", "<at"), fused),
-        ("near misses", ("rule", "<first check that failed", "<at"), missed),
-        ("remarks", ("code", "<what", "<at"), others),
+        (f"fused: {len(fused)}", ("rule", "<what", "<at"), fused),
+        (f"near misses: {len(misses)}", ("rule", "<first check that failed", "<at"), missed),
+        (f"remarks: {len(others)}", ("code", "<what", "<at"), others),
     ]:
         _show_table(title, columns, rows)
     if not (fused or missed or others):
@@ -69,12 +70,23 @@ def show_remarks(remarks: Remarks) -> None:
 def _show_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     if not rows:
         return
-    made = table(*columns, title=f"{title}: {len(rows)}")
+    made = table(*columns, title=title)
     for row in rows:
         made.add_row(*row)
     out = console()
     out.print(made)
     out.print()
+
+
+def grouped(rows: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Rows of rule, reason and place, each rule and reason once: the first place, and how many there are."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for rule, reason, place in rows:
+        places.setdefault((rule, reason), []).append(place)
+    return [
+        (rule, reason, f"{found[0]}; {len(found)} places" if len(found) > 1 else found[0])
+        for (rule, reason), found in places.items()
+    ]
 
 
 def _place(missed: MissedFusion) -> str:

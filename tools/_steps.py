@@ -70,8 +70,10 @@ def _number(trace: TraceContent, step: str) -> int:
 
 
 def _steps_text(trace: TraceContent) -> str:
-    names = ", ".join(f"{each.number} {each.name}" for each in trace.passes)
-    return f"its steps are: input, {names or 'no pass'}"
+    names = ", ".join(f"{each.number} {each.name}" for each in trace.passes if each.snapshot is not None)
+    idle = sum(each.snapshot is None for each in trace.passes)
+    more = f"; {idle} more changed nothing" if idle else ""
+    return f"its steps are: input, {names or 'no pass that changed something'}{more}"
 
 
 def _at(trace: TraceContent, number: int) -> Step:

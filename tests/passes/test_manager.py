@@ -251,6 +251,16 @@ def test_passes_run_in_order_and_report() -> None:
     assert 0 < sum(row.seconds for row in report.rows) < report.seconds
 
 
+def test_a_report_prints_the_passes_that_changed_something() -> None:
+    head, *lines = str(PassManager.parse("remove-identity,cse,dce").run(module())).splitlines()
+    assert head.startswith("3 passes in ")
+    assert head.endswith(" ms, 1 changed nothing")
+    assert [line.split()[:3] + line.split()[-1:] for line in lines] == [
+        ["4", "->", "3", "remove-identity"],
+        ["3", "->", "2", "cse"],
+    ]
+
+
 def test_a_repeat_ends_when_nothing_changes() -> None:
     report = PassManager.parse("repeat(max=9){remove-identity,cse}").run(module())
     assert [(row.name, row.round) for row in report.rows] == [

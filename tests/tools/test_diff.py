@@ -147,7 +147,7 @@ def test_json(command: Callable[..., Any], traced: Path) -> None:
         (["small.onnx"], "'small.onnx' is one model"),
         (["small.onnx", "missing.onnx"], "missing.onnx"),
         (["trace:9"], "has no step '9'"),
-        (["trace:fold", "trace"], "its steps are: input, 1 remove-identity, 2 dce"),
+        (["trace:fold", "trace"], "its steps are: input, 1 remove-identity; 1 more changed nothing"),
         (["trace:input"], "nothing comes before the input"),
         (["."], "holds no trace"),
     ],

@@ -27,6 +27,7 @@ from tilewright.passes.base import Pass
 from tilewright.passes.context import PassContext
 from tilewright.passes.ledger import ledger_of
 from tilewright.passes.trace import read_trace
+from tilewright.tools._remarks import grouped
 
 
 @dataclass(frozen=True)
@@ -349,6 +350,11 @@ def test_a_near_miss_of_attention_is_reported_in_one_line_unasked(command: Calla
     assert "the softmax runs over axis -2, not over the keys" in line
     assert "#" in line
     assert "recompose-gelu-erf" not in done.out
+
+
+def test_equal_near_misses_are_one_row_with_a_count() -> None:
+    rows = [("attention", "no mask", "a"), ("gelu", "no mask", "b"), ("attention", "no mask", "c")]
+    assert grouped(rows) == [("attention", "no mask", "a; 2 places"), ("gelu", "no mask", "b")]
 
 
 def test_remarks_as_json(command: Callable[..., Any], tmp_path: Path) -> None:
