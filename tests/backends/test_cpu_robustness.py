@@ -23,7 +23,7 @@ from tilewright.backends.cpu.jit import Code, object_code_of_text
 from tilewright.backends.cpu.kernels.elementwise import Map, MapOperand, build_map
 from tilewright.backends.cpu.machine import machine
 from tilewright.graph.diagnostics import ExecutionError, UsageError
-from tilewright.graph.dtypes import f32, i32, i64
+from tilewright.graph.dtypes import f32, f64, i32, i64
 from tilewright.graph.model_builder import Builder
 
 random = np.random.default_rng(3)
@@ -377,3 +377,14 @@ def test_two_processes_compile_the_same_model(tmp_path: Path) -> None:
     arguments = [sys.executable, "-W", "ignore", "-c", SCRIPT.replace("THREADS", "2")]
     both = [subprocess.Popen(arguments, env=environment) for _ in range(2)]
     assert [each.wait(120) for each in both] == [0, 0]
+
+
+@pytest.mark.parametrize("bits", ["128", "256", "512"])
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+def test_products_of_any_size_on_any_vectors(bits: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles whose rows are no multiple of a vector."""
+    monkeypatch.setenv("TILEWRIGHT_VECTOR_BITS", bits)
+    executable = tilewright.compile(model("matmul", {"x": dtype["m", "k"], "z": dtype["k", "n"]}), target="cpu")
+    for m, n, k in ((5, 5, 8), (20, 30, 40), (7, 33, 9)):
+        x, z = floats(m, k).astype(dtype.numpy), floats(k, n).astype(dtype.numpy)
+        np.testing.assert_allclose(executable.run({"x": x, "z": z})["y0"], x @ z, rtol=1e-4, atol=1e-4)

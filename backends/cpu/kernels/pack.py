@@ -79,7 +79,8 @@ def _transpose_block(
 ) -> None:
     """`lanes` steps of k, or only the first `depth` of them."""
     mask = None if depth is None else b.tail_mask(b.index(depth), lanes)
-    for start in range(0, width, lanes):
+    # A vector that reaches beyond a step writes into the next one, whose own numbers have to come later.
+    for start in reversed(range(0, width, lanes)):
         here = rows[start : start + lanes]
         loaded = [b.load(source, b.add(row, k), lanes, mask) for row in here]
         columns = transposed(b, loaded + loaded[-1:] * (lanes - len(loaded)), lanes)
