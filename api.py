@@ -200,15 +200,21 @@ def _words(items: Iterable[str]) -> str:
 
 
 def compile(
-    model: ModelLike, target: str = "cpu", threads: int | None = None, precision: str = "float32"
+    model: ModelLike,
+    target: str = "cpu",
+    threads: int | None = None,
+    precision: str = "float32",
+    tune: str = "off",
 ) -> Executable:
     """Make a model ready to run: `compile(model).run({"x": array})` gives `{"y": array}`.
 
-    Raises ModelError for a bad model, UsageError for a target or precision that does not exist.
+    `tune` says how kernels of the cpu target are chosen: "off" by an estimate, always the same; "fast" and "full" by
+    measuring, within seconds or minutes, once for each kernel and processor. `report()["candidates"]` shows it.
+    Raises ModelError for a bad model, UsageError for a target, precision or way to tune that does not exist.
     """
     from .backends.target import compile_module
 
-    return compile_module(open_model(model).module, target, threads, precision)
+    return compile_module(open_model(model).module, target, threads, precision, tune)
 
 
 def load_executable(path: str | os.PathLike[str], threads: int | None = None) -> Executable:

@@ -20,12 +20,17 @@ PRECISIONS = ("float32",)
 
 
 def compile_module(
-    model: Module, target: str = "reference", threads: int | None = None, precision: str = "float32"
+    model: Module,
+    target: str = "reference",
+    threads: int | None = None,
+    precision: str = "float32",
+    tune: str = "off",
 ) -> Executable:
     """Make `model` runnable on `target`. Later changes of the module do not reach the result.
 
     `threads` limits the worker threads (default: what the process may use); the reference interpreter has one.
-    Raises UsageError for a target or precision that does not exist.
+    `tune` is off, fast or full: whether kernels are chosen by measuring (see `cpu.tuner`).
+    Raises UsageError for a target, precision or way to tune that does not exist.
     """
     if target not in TARGETS:
         raise UsageError(
@@ -46,7 +51,7 @@ def compile_module(
     model = _without_gradient(model)
     module, name = TARGETS[target]
     factory: Any = getattr(import_module(module, __package__), name)
-    executable: Executable = factory(model, threads=threads, precision=precision)
+    executable: Executable = factory(model, threads=threads, precision=precision, tune=tune)
     return executable
 
 

@@ -32,6 +32,7 @@ from .runtime import pool
 from .segment import Segment, Step, planned_values, steps_of
 from .specialize import Specializations
 from .templates import Templates
+from .tuner import Tuner, checked
 
 THREADS_VARIABLE = "TILEWRIGHT_THREADS"
 
@@ -44,7 +45,9 @@ class CpuExecutable(Executable):
 
     target: ClassVar[str] = "cpu"
 
-    def __init__(self, module: Module, threads: int | None = None, shared: Shared | None = None) -> None:
+    def __init__(
+        self, module: Module, threads: int | None = None, shared: Shared | None = None, tune: str = "off"
+    ) -> None:
         if module.level not in ("onnx", "kernel"):
             raise UsageError("compile/level", f"the cpu target compiles the level 'onnx', not {module.level!r}")
         super().__init__(clone_module(module))
@@ -52,7 +55,7 @@ class CpuExecutable(Executable):
         if module.level == "onnx":
             PassManager.parse(PIPELINE).run(self.module)
         self._block = self.module.main.block
-        self._shared = shared or Shared(KernelLibrary(machine()), self.threads)
+        self._shared = shared or Shared(KernelLibrary(machine()), self.threads, tuner=_tuner(tune))
         self._evaluator = Evaluator(self.module.functions)
         self._steps: dict[Block, list[Step]] = {}
         self._split(self._block, frozenset())
@@ -186,7 +189,7 @@ class CpuExecutable(Executable):
         `kernels` (name and how often the plans so far call it), `compiled` and `loaded` (kernels made here, and found
         on disk), `host_steps` (operator and place of each operation that runs through the reference implementation; one
         whose kernels depend on elements such as axes is listed until it has run by kernels only),
-        `segments`, `arena_bytes` of the largest plan, `threads`.
+        `segments`, `arena_bytes` of the largest plan, `threads`, and `candidates` among which the tuner chose.
         """
         programs = list(self._programs.values())
         calls = Counter(call.kernel.name for program in programs for call in program.calls)
@@ -206,6 +209,7 @@ class CpuExecutable(Executable):
             "loaded": self._shared.library.loaded,
             "host_steps": [{"operator": op.name, "location": str(op.location)} for op in host],
             "arena_bytes": max((program.arena_bytes for program in programs), default=0),
+            "candidates": [] if self._shared.tuner is None else self._shared.tuner.report(),
         }
 
 
@@ -233,6 +237,11 @@ class _Direct:
 def is_control_flow(op: Operation) -> bool:
     """Whether `op` runs blocks of the model."""
     return bool(op.regions) and op.definition.domain != "kernel"
+
+
+def _tuner(tune: str) -> Tuner | None:
+    """Who chooses among kernels; nobody if it is off, so that each has its own default. Raises UsageError."""
+    return None if checked(tune) == "off" else Tuner(machine(), tune)
 
 
 def default_threads() -> int:
@@ -266,6 +275,6 @@ def load(path: str | os.PathLike[str], threads: int | None = None) -> CpuExecuta
     return CpuExecutable(module, threads, Shared(KernelLibrary(machine(), store), threads))
 
 
-def create(module: Module, threads: int | None = None, precision: str = "float32") -> CpuExecutable:
+def create(module: Module, threads: int | None = None, precision: str = "float32", tune: str = "off") -> CpuExecutable:
     """The factory of the target registry."""
-    return CpuExecutable(module, threads)
+    return CpuExecutable(module, threads, tune=tune)

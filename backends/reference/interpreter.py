@@ -59,6 +59,8 @@ class ReferenceExecutable(Executable):
         }
 
 
-def create(module: Module, threads: int | None = None, precision: str = "float32") -> ReferenceExecutable:
+def create(
+    module: Module, threads: int | None = None, precision: str = "float32", tune: str = "off"
+) -> ReferenceExecutable:
     """The factory of the target registry; the interpreter runs on one thread and in the model's own precision."""
     return ReferenceExecutable(module)

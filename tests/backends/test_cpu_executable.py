@@ -259,3 +259,17 @@ def test_narrower_machines(width: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWRIGHT_VECTOR_BITS", width)
     executable = compare(perceptron(7), {"x": weights(7, 24)})
     assert executable.report()["vector_bits"] <= int(width)
+
+
+def test_tuning_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "kernels"))
+    b = Builder("tuned")
+    b.output(b.input("x", f32[256, 256]) @ weights(256, 320), "y")
+    module, feeds = b.build(), {"x": weights(256, 256)}
+    plain, tuned = tilewright.compile(module, threads=1), tilewright.compile(module, threads=1, tune="fast")
+    assert np.allclose(plain.run(feeds)["y"], tuned.run(feeds)["y"], atol=1e-4)
+    [choice] = tuned.report()["candidates"]
+    assert len(choice["candidates"]) >= 3
+    assert choice["winner"] in [candidate["label"] for candidate in choice["candidates"]]
+    with pytest.raises(UsageError, match="tune"):
+        tilewright.compile(module, tune="wild")
