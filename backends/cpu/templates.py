@@ -106,7 +106,10 @@ class _Template:
 
     def numbers(self, sizes: Sequence[int]) -> tuple[np.ndarray, list[Any]] | None:
         """The outline's numbers and values for these sizes; None if the plan would be another one."""
-        found = self._recipe.follow(sizes)
+        try:
+            found = self._recipe.follow(sizes)
+        except (ArithmeticError, IndexError, ValueError):  # planning anew says what is wrong, and where
+            return None
         if found is None:
             return None
         numbers = self._numbers.copy()
