@@ -70,9 +70,7 @@ def explain(module: Module, rule: RuleLike) -> list[NearMiss]:
         if match is not None:
             found.append(NearMiss(compiled.rule.name, op, match.ops, log.progress, ""))
         else:
-            found.append(
-                NearMiss(compiled.rule.name, op, log.ops, log.progress, log.reason, log.culprits, log.is_form)
-            )
+            found.append(NearMiss(compiled.rule.name, op, log.ops, log.progress, log.reason, log.culprits, log.is_form))
     return sorted(found, key=lambda miss: (not miss.applies, -miss.progress))
 
 
