@@ -118,6 +118,7 @@ __all__ = [
     "inspect",
     "jvp",
     "load",
+    "load_executable",
     "nn",
     "op",
     "optimize",

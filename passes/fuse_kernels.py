@@ -153,7 +153,15 @@ def _covers(value: Value, op: Operation, sources: Sequence[Value]) -> bool:
 
 
 # What can have an epilogue, the costliest to leave without one first.
-_ROOTS = ("kernel.conv", "kernel.conv_transpose", "kernel.gemm", "kernel.attention", "kernel.rows", "kernel.pool", "kernel.reduce")
+_ROOTS = (
+    "kernel.conv",
+    "kernel.conv_transpose",
+    "kernel.gemm",
+    "kernel.attention",
+    "kernel.rows",
+    "kernel.pool",
+    "kernel.reduce",
+)
 
 
 def _into_producer(op: Operation, fuser: Fuser) -> bool:

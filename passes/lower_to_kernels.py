@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..graph.builder import OpBuilder
 from ..graph.core import Block, Operation, Value
+from ..graph.diagnostics import TypeInferenceError
 from ..graph.dims import FreshSymbols
 from ..graph.lowerings.builder import KernelBuilder
 from ..graph.lowerings.expansions import expand
@@ -98,7 +99,10 @@ def _by_parts(op: Operation, known: set[Value], symbols: FreshSymbols, rewriter:
         parts.append(new)
         rewriter.on_create(new)
 
-    found = expand(op, OpBuilder(op.parent, symbols, op, op.location, created))
+    try:
+        found = expand(op, OpBuilder(op.parent, symbols, op, op.location, created))
+    except TypeInferenceError:
+        return None  # a body of the standard that is not written for these types
     if found is None:
         return None
     values: list[Value | None] = list(found)

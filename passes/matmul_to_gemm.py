@@ -18,8 +18,8 @@ from .base import RulePass
 from .pattern import PatternBuilder, PatternValue
 from .rules import Match, Rule, Verdict
 
-# Element types that Gemm takes (ONNX operator Gemm, type constraint T), but for the integers, which runtimes multiply in
-# MatMul only.
+# Element types that Gemm takes (ONNX operator Gemm, type constraint T), but for the integers, which runtimes multiply
+# in MatMul only.
 GEMM_TYPES = ("f16", "f32", "f64", "bf16")
 
 

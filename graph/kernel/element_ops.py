@@ -27,6 +27,12 @@ _TRUTHS = frozenset({
 })  # fmt: skip
 
 
+_OF_FLOATS = frozenset({
+    "sqrt", "exp", "log", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh",
+    "acosh", "atanh", "erf",
+})  # fmt: skip
+
+
 def element_dtype(op: Operation, index: int) -> DType:
     """The dtype of operand `index`, which must be one element."""
     value = op.operands[index] if index < len(op.operands) else None
@@ -44,6 +50,8 @@ class ElementOp(LoopOp):
         dtypes = [element_dtype(op, index) for index in range(len(op.operands))]
         if self.op_type != "pow" and any(dtype is not dtypes[0] for dtype in dtypes):
             raise fault(op, f"needs operands of one dtype, got {', '.join(map(str, dtypes))}")
+        if self.op_type in _OF_FLOATS and not dtypes[0].is_float:
+            raise fault(op, f"is not defined for {dtypes[0]}")
         return [types.scalar(bool_ if self.op_type in _TRUTHS else dtypes[0])]
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core import Operation, Value
+from ..diagnostics import TypeInferenceError
 from ..dtypes import f64
 from ..opdef import Trait
 from ..ops.elementwise import Elementwise
@@ -31,7 +32,10 @@ def lower_elementwise(op: Operation, k: KernelBuilder) -> Sequence[Value] | None
             elements = tuple(s.cast(element, f64) for element in elements)
         return body.scalar(op, s, *elements)
 
-    return [k.map(function, op.operands, tensor_type(op.result))]
+    try:
+        return [k.map(function, op.operands, tensor_type(op.result))]
+    except TypeInferenceError:
+        return None  # of a dtype for which the body has no meaning
 
 
 @lowers("Identity", "Dropout")
