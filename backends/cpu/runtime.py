@@ -23,6 +23,7 @@ from .runtime_text import EPOCH, STEP_WORDS, runtime_text, state_words
 __all__ = ["STEP_WORDS", "Pool", "Runtime", "pool", "runtime", "stop_pools"]
 
 SPINS = 8000  # about 0.4 ms of waiting
+STOP_SECONDS = 2.0  # how long the end of a process waits for a program that runs
 
 
 class Runtime:
@@ -32,8 +33,6 @@ class Runtime:
         machine = machine_of_width(0)
         self._code = Code([object_code_of_text(runtime_text(machine.triple), machine)], machine)
         self.run = self._function("run", 3)
-        self.publish = self._function("publish", 6)
-        self.lead = self._function("lead", 1)
         self.publish_and_lead = self._function("publish_and_lead", 6)
         self.work = self._function("work", 4, ctypes.c_int64)
         self.stop = self._function("stop", 1)
@@ -78,14 +77,11 @@ class Pool:
             self._runtime.run(steps, count, bases)
             return
         try:
-            job = self._address, steps, count, bases, self.threads, self._spins
-            # A worker that falls asleep just now misses this job, and is woken for the next.
+            # Who is woken finds the job when it looks; one that falls asleep just now misses it, and is woken for the
+            # next. The job is one native call, so that an interrupt comes before it or after it.
             if True in self._asleep:
-                self._runtime.publish(*job)
                 self._wake()
-                self._runtime.lead(self._address)
-            else:
-                self._runtime.publish_and_lead(*job)
+            self._runtime.publish_and_lead(self._address, steps, count, bases, self.threads, self._spins)
         finally:
             self._busy.release()
 
@@ -110,12 +106,13 @@ class Pool:
             self._asleep[thread] = False
 
     def stop(self) -> None:
-        """Let the workers end, and wait for them. Waits for a program that is running."""
-        with self._busy:
-            self._runtime.stop(self._address)
-            self._wake()
-            for worker in self._workers:
-                worker.join()
+        """Let the workers end, and wait for them. Waits for a program that is running, but not for long: an interrupt
+        may have come when the lock was just taken, so that nobody gives it back."""
+        self._busy.acquire(timeout=STOP_SECONDS)
+        self._runtime.stop(self._address)
+        self._wake()
+        for worker in self._workers:
+            worker.join()
 
 
 _pools: dict[int, Pool] = {}
