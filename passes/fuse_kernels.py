@@ -111,13 +111,12 @@ def _into_consumer(op: Operation, fuser: Fuser) -> bool:
         merged = list(dict.fromkeys([v for v in sources if v is not value] + list(inner.operand_values)))
         if len(merged) + len(extras) > MAX_OPERANDS:
             continue
-        regions = {name: op.regions[name] for name in op.regions if name != region}
+        regions = {name: Region(_copied(old.block)) for name, old in op.regions.items() if name != region}
         regions[region] = Region(_composed(op.regions.get(region), sources, inner, value, merged))
         attributes = dict(op.attributes)
         if region != "body":
             attributes["sources"] = len(merged)
-        kept = {name: Region(_copied(old.block)) for name, old in regions.items() if name != region}
-        fuser.replace(inner, op, [*merged, *extras], {**kept, region: regions[region]}, attributes, op)
+        fuser.replace(inner, op, [*merged, *extras], regions, attributes, op)
         return True
     return False
 
@@ -171,9 +170,10 @@ def _into_producer(op: Operation, fuser: Fuser) -> bool:
     candidates = [value for value in op.operand_values if _can_finish(value, op)]
     if not candidates:
         return False
-    candidates.sort(key=lambda value: _ROOTS.index(_producer(value).name))
-    roots = [value for value in candidates if _producer(value).name == _producer(candidates[0]).name]
-    value = max(roots, key=lambda value: _position(_producer(value)))
+    value = candidates[0]
+    for other in candidates[1:]:
+        if _is_better(_producer(other), _producer(value)):
+            value = other
     root = _producer(value)
     definition = root.definition
     assert isinstance(definition, KernelOp)
@@ -204,12 +204,10 @@ def _producer(value: Value) -> Operation:
     return value.producer
 
 
-def _position(op: Operation) -> int:
-    """How late in its block an operation is."""
-    count, at = 0, op.previous
-    while at is not None:
-        count, at = count + 1, at.previous
-    return count
+def _is_better(op: Operation, best: Operation) -> bool:
+    """Whether `op` should have the epilogue rather than `best`: the costlier kind, of one kind the later one."""
+    kinds = _ROOTS.index(op.name), _ROOTS.index(best.name)
+    return kinds[0] < kinds[1] or (kinds[0] == kinds[1] and best.is_before(op))
 
 
 def _can_finish(value: Value, op: Operation) -> bool:

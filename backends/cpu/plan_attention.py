@@ -52,11 +52,10 @@ def plan_attention(planner: Planner, op: Operation) -> None:
     for buffer, view in views.items():
         given[buffer] = planner.buffer(view)
         given |= {f"{buffer}_{dim}": n for dim, n in zip(_dims(kernel, buffer), view.strides, strict=True)}
-    arguments = [given[each] for each in attention_arguments(kernel) if each not in ("begin", "end", "thread")]
     units = attention_units(kernel, machine, q.shape[0], q.shape[1], q.shape[2]) if y.layout.size else 0
     scratch = attention_scratch(kernel, machine) * attention_buffers(kernel)["scratch"].numpy.itemsize
     work = 4.0 * q.layout.size * k.shape[2]
-    planner.call(compiled, arguments, units, work, scratch)
+    planner.call(compiled, attention_arguments(kernel), given, units, work, scratch)
 
 
 def _dims(kernel: Attention, buffer: str) -> Sequence[str]:

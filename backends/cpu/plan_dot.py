@@ -65,8 +65,7 @@ def plan_dot(planner: Planner, op: Operation, product: Product, epilogue: Epilog
         for name, view, strides in zip(names, views, space.strides, strict=True):
             offset = sum(p * s for p, s in zip(position, strides[:-1], strict=True))
             given[name] = planner.buffer(view, offset)
-        arguments = [given[each] for each in dot_arguments(dot) if each not in ("begin", "end", "thread")]
-        planner.call(kernel, arguments, units, operations)
+        planner.call(kernel, dot_arguments(dot), given, units, operations)
 
 
 def _turned(view: View) -> View:

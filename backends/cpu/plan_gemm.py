@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...graph.core import Operation, Value
-from ...graph.kernel.bodies import interpret, signature
+from ...graph.kernel.bodies import signature
 from ...graph.kernel.kernel_base import epilogue_of, extras_of
-from ...graph.kernel.scalar_emitter import ScalarEmitter, computed_in
+from ...graph.kernel.scalar_emitter import computed_in
 from ...graph.kernel.strided import Strided
 from .kernels.elementwise import collapse
 from .kernels.gemm import Gemm, Tiling, arguments_of, build_gemm, choose_tiling, scratch_elements, work_units
 from .kernels.pack import packed_panels
 from .kernels.tile import Epilogue, EpilogueOperand
 from .plan_dot import dots, plan_dot
+from .plan_map import finishing
 from .plan_split import add_parts, in_parts, parts_of
 from .planner import Argument, Buffer, Planner, View, plans
 from .tune_gemm import gemm_candidates, gemm_runner
-
-if TYPE_CHECKING:
-    from ...graph.kernel.loop_builder import LoopBuilder
-
 
 # Multiply-adds from which on it matters how they are done.
 _WORTH_TUNING = 1_000_000
@@ -130,8 +125,7 @@ def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
             offset = sum(p * s for p, s in zip(position, strides[:-1], strict=True))
             given[each] = planner.buffer(view, offset)
         given["scratch"] = Buffer(None)
-        arguments = [given[each] for each in arguments_of(gemm) if each not in ("begin", "end", "thread")]
-        planner.call(compiled, arguments, units, 2.0 * m * n * max(k, 1) * space.extents[-1], scratch)
+        planner.call(compiled, arguments_of(gemm), given, units, 2.0 * m * n * max(k, 1) * space.extents[-1], scratch)
 
 
 def _of_any_height(gemm: Gemm, tiling: Tiling, is_weight: bool) -> tuple[Gemm, Tiling]:
@@ -200,15 +194,8 @@ def _operands(product: Product) -> tuple[EpilogueOperand, ...]:
 
 
 def _epilogue(op: Operation | None, operands: tuple[EpilogueOperand, ...]) -> Epilogue:
-    block = None if op is None else epilogue_of(op)
-    if block is None:
-        return Epilogue()
-
-    def body(b: LoopBuilder, total: Value, given: Sequence[Value]) -> Any:
-        [result] = interpret(block, ScalarEmitter(b), [total, *given])
-        return result
-
-    return Epilogue(operands, body)
+    body = None if op is None else finishing(op)
+    return Epilogue() if body is None else Epilogue(operands, body)
 
 
 def _packed(planner: Planner, product: Product, tiling: Tiling) -> View | None:
@@ -216,13 +203,11 @@ def _packed(planner: Planner, product: Product, tiling: Tiling) -> View | None:
     if product.weight is None or product.b.layout.rank != 2:
         return None
     view = product.b
+    array = view.storage.array
+    assert array is not None
     key = ("panels", product.weight, view.layout, tiling.columns)
-    found = planner.shared.packed.get(key)
-    if found is None:
-        array = view.storage.array
-        assert array is not None
-        found = planner.shared.packed[key] = packed_panels(_matrix(array, view.layout), tiling.columns)
-    return planner.constant(found, view.dtype)
+    panels = planner.shared.kept(key, lambda: packed_panels(_matrix(array, view.layout), tiling.columns))
+    return planner.constant(panels, view.dtype)
 
 
 def _matrix(array: np.ndarray, layout: Strided) -> np.ndarray:

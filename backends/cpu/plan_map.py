@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from ...graph.core import Block, Operation, Value
 from ...graph.kernel.bodies import cost, interpret, signature
+from ...graph.kernel.kernel_base import epilogue_of
 from ...graph.kernel.scalar_emitter import ScalarEmitter
 from ...graph.kernel.strided import Strided
 from .kernels.elementwise import Map, MapBody, MapOperand, build_map, collapse, map_arguments
 from .kernels.strided import zero_or_one
+from .kernels.tile import EpilogueBody
 from .planner import Argument, Planner, View, plans
 
 if TYPE_CHECKING:
@@ -60,14 +62,33 @@ def emit(
     for tensor, view, strides in zip(names, (*targets, *sources), space.strides, strict=True):
         given[tensor] = planner.buffer(view)
         given |= {f"{tensor}_stride{axis}": stride for axis, stride in enumerate(strides)}
-    arguments = [given[each] for each in map_arguments(kernel) if each not in ("begin", "end", "thread")]
     elements = layout.size
-    planner.call(compiled, arguments, space.units if elements else 0, elements * max(operations, 1))
+    planner.call(compiled, map_arguments(kernel), given, space.units if elements else 0, elements * max(operations, 1))
 
 
 def body_of(block: Block) -> MapBody:
     """The region as a function on vectors."""
     return lambda b, values: interpret(block, ScalarEmitter(b), values)
+
+
+def clear(planner: Planner, target: View) -> None:
+    """Put zeros into a view."""
+    emit(planner, "zero", lambda b, values: [0], ("zero", target.dtype), [], [target], 1)
+
+
+def finishing(op: Operation) -> EpilogueBody | None:
+    """The epilogue of a kernel as a function on vectors: of the sum, and of what else it reads."""
+    block = epilogue_of(op)
+    if block is None:
+        return None
+    body = body_of(block)
+    return lambda b, total, given: body(b, [total, *given])[0]
+
+
+def finishing_key(op: Operation) -> str | None:
+    """What tells epilogues apart."""
+    block = epilogue_of(op)
+    return None if block is None else signature(block)
 
 
 def order_of(planner: Planner, operands: Sequence[Value], shape: Shape) -> tuple[int, ...]:

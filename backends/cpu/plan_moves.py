@@ -25,16 +25,11 @@ from .kernels.indexed import (
 from .kernels.move import build_copy, copy_arguments, copy_units, ordered
 from .kernels.pad import pad_pieces
 from .kernels.scan import Scan, build_scan, scan_arguments, scan_units
-from .kernels.sort import Sort, build_sort, sort_arguments, sort_scratch, sort_units
-from .kernels.strided import Rows, Size, joined, split_rows, zero_or_one
+from .kernels.sort import FEW, Sort, build_sort, sort_arguments, sort_scratch, sort_units
+from .kernels.strided import Rows, Size, joined, split_rows, stride_sizes
 from .kernels.strided import View as TensorView
 from .plan_map import order_of
 from .planner import Argument, Buffer, Planner, View, dtype_of, plans
-
-_WORK = ("begin", "end", "thread")
-
-# What is returned in place of insertion for a k beyond this; see `kernels.sort`.
-_FEW = 64
 
 
 def copy(planner: Planner, source: View, target: View) -> None:
@@ -48,9 +43,8 @@ def copy(planner: Planner, source: View, target: View) -> None:
     given |= {"source_start": 0, "target_start": 0}
     for axis, (extent, give, take) in enumerate(zip(form.extents, form.source, form.target, strict=True)):
         given |= {f"outer{axis}": extent, f"x_outer{axis}": give, f"y_outer{axis}": take}
-    arguments = [given[each] for each in copy_arguments(kernel) if each not in _WORK]
     units = copy_units(kernel, machine, form.extents) if target.layout.size else 0
-    planner.call(compiled, arguments, units, 2.0 * target.layout.size)
+    planner.call(compiled, copy_arguments(kernel), given, units, 2.0 * target.layout.size)
 
 
 @plans("kernel.tile")
@@ -80,7 +74,9 @@ def plan_pad(planner: Planner, op: Operation) -> None:
     widths = definition.widths(op, x.layout.rank, lambda index: planner.known(operands[index]))
     result = planner.new(op.result, order_of(planner, op.operand_values[:1], x.shape))
     value = op.input(2)
-    zero = planner.constant(_zero(planner, result), result.dtype)
+    zero = planner.constant(
+        planner.shared.kept(("zero", result.dtype), lambda: np.zeros((), result.dtype.numpy)), result.dtype
+    )
     number = zero if value is None else planner.view(value)
     one = number.seen(Strided((), (), number.layout.offset)).broadcast((1,) * x.layout.rank)
     before, after = [low for low, _ in widths], [high for _, high in widths]
@@ -95,13 +91,6 @@ def _from(layout: Strided, start: Sequence[int], steps: Sequence[int], extents: 
     offset = layout.offset + sum(place * stride for place, stride in zip(start, layout.strides, strict=True))
     strides = tuple(step * stride for step, stride in zip(steps, layout.strides, strict=True))
     return Strided(tuple(extents), strides, offset)
-
-
-def _zero(planner: Planner, view: View) -> np.ndarray:
-    key = ("zero", view.dtype)
-    if key not in planner.shared.packed:
-        planner.shared.packed[key] = np.zeros((), view.dtype.numpy)
-    return planner.shared.packed[key]
 
 
 # ---- by index --------------------------------------------------------------------------------------------------------
@@ -163,8 +152,7 @@ def _gather(
     name = op.name.removeprefix("kernel.")
     compiled = planner.library.get(("gather", kernel), lambda name: build_gather(name, kernel, machine), name)
     given = _indexed(planner, op, (data, result, indices), extents, lines, steps, component)
-    arguments = [given[each] for each in indexed_arguments(space) if each not in _WORK]
-    planner.call(compiled, arguments, gather_units(kernel, extents), 4.0 * result.layout.size)
+    planner.call(compiled, indexed_arguments(space), given, gather_units(kernel, extents), 4.0 * result.layout.size)
 
 
 @plans("kernel.scatter_elements", accepts=_has_indices)
@@ -220,8 +208,7 @@ def _scatter(
     name = op.name.removeprefix("kernel.")
     compiled = planner.library.get(("scatter", kernel), lambda name: build_scatter(name, kernel, machine), name)
     given = _indexed(planner, op, views, extents, lines, steps, component)
-    arguments = [given[each] for each in indexed_arguments(space) if each not in _WORK]
-    planner.call(compiled, arguments, scatter_units(kernel, extents), 8.0 * math.prod(extents))
+    planner.call(compiled, indexed_arguments(space), given, scatter_units(kernel, extents), 8.0 * math.prod(extents))
 
 
 def _joined(extents: Sequence[int], lines: tuple[Shape, Shape, Shape]) -> tuple[Shape, tuple[Shape, Shape, Shape]]:
@@ -236,12 +223,8 @@ def _space(
     planner: Planner, whole: View, indices: View, extents: Shape, lines: tuple[Shape, Shape, Shape], components: int
 ) -> Indexed:
     static = planner.static
-
-    def sizes(numbers: Shape) -> tuple[Size, ...]:
-        return tuple(number if static else zero_or_one(number) for number in numbers)
-
     known = extents if static else (None,) * len(extents)
-    data, part, places = (sizes(line) for line in lines)
+    data, part, places = (stride_sizes(line, static) for line in lines)
     return Indexed(whole.dtype, indices.dtype, known, data, part, places, components)
 
 
@@ -278,7 +261,7 @@ def plan_arg_extreme(planner: Planner, op: Operation) -> None:
     else:
         strides.insert(axis, 0)
     rows = split_rows(x.shape, [axis], [x.strides, x.strides, strides])
-    views = _row_views(planner, rows, (x, result))
+    views = rows.views([x.dtype, result.dtype], planner.static)
     kernel = ArgExtreme(
         *_row_extents(planner, rows), views[0], TensorView(result.dtype, views[1].outer),
         op.attr("kind") == "max", bool(op.attr("select_last_index")), along=rows.along,
@@ -287,9 +270,8 @@ def plan_arg_extreme(planner: Planner, op: Operation) -> None:
     name = f"arg{op.attr('kind')}"
     compiled = planner.library.get(("arg", kernel), lambda name: build_arg_extreme(name, kernel, machine), name)
     given = _row_arguments(planner, rows, {"x0": x, "y0": result})
-    arguments = [given[each] for each in arg_extreme_arguments(kernel) if each not in _WORK]
     units = arg_extreme_units(kernel, machine, rows.outer) if result.layout.size else 0
-    planner.call(compiled, arguments, units, 4.0 * x.layout.size)
+    planner.call(compiled, arg_extreme_arguments(kernel), given, units, 4.0 * x.layout.size)
 
 
 @plans("kernel.scan")
@@ -298,7 +280,7 @@ def plan_scan(planner: Planner, op: Operation) -> None:
     axis = int(planner.known(op.operand_values[1]).reshape(-1)[0]) % max(1, x.layout.rank)
     result = planner.new(op.result, order_of(planner, op.operand_values[:1], x.shape))
     rows = split_rows(x.shape, [axis], [x.strides, x.strides, result.strides])
-    views = _row_views(planner, rows, (x, result))
+    views = rows.views([x.dtype, result.dtype], planner.static)
     kernel = Scan(
         *_row_extents(planner, rows), views[0], views[1], "sum" if op.attr("kind") == "sum" else "product",
         bool(op.attr("exclusive")), bool(op.attr("reverse")), rows.along,
@@ -306,9 +288,8 @@ def plan_scan(planner: Planner, op: Operation) -> None:
     machine = planner.machine
     compiled = planner.library.get(("scan", kernel), lambda name: build_scan(name, kernel, machine), "scan")
     given = _row_arguments(planner, rows, {"x0": x, "y0": result})
-    arguments = [given[each] for each in scan_arguments(kernel) if each not in _WORK]
     units = scan_units(kernel, machine, rows.outer) if x.layout.size else 0
-    planner.call(compiled, arguments, units, 4.0 * x.layout.size)
+    planner.call(compiled, scan_arguments(kernel), given, units, 4.0 * x.layout.size)
 
 
 @plans("kernel.sort")
@@ -320,13 +301,10 @@ def plan_sort(planner: Planner, op: Operation) -> None:
     lines = [[*(n for a, n in enumerate(v.strides) if a != axis), v.strides[axis]] for v in (x, values, indices)]
     outer = tuple(n for a, n in enumerate(x.shape) if a != axis)
     static = planner.static
-
-    def sizes(numbers: Sequence[int]) -> tuple[Size, ...]:
-        return tuple(number if static else zero_or_one(number) for number in numbers)
-
+    x_line, y_line, i_line = (stride_sizes(line, static) for line in lines)
     kernel = Sort(
         x.dtype, outer if static else (None,) * len(outer), x.shape[axis] if static else None,
-        k if static else None, sizes(lines[0]), sizes(lines[1]), sizes(lines[2]), bool(op.attr("largest")), k <= _FEW,
+        k if static else None, x_line, y_line, i_line, bool(op.attr("largest")), k <= FEW,
     )  # fmt: skip
     machine = planner.machine
     compiled = planner.library.get(("sort", kernel), lambda name: build_sort(name, kernel, machine), "sort")
@@ -335,9 +313,10 @@ def plan_sort(planner: Planner, op: Operation) -> None:
     for name, view, line in zip(("x", "y", "i"), (x, values, indices), lines, strict=True):
         given[name] = planner.buffer(view)
         given |= {f"{name}_outer{i}": stride for i, stride in enumerate(line)}
-    arguments = [given[each] for each in sort_arguments(kernel) if each not in _WORK]
     units = sort_units(outer) if k and x.layout.size else 0
-    planner.call(compiled, arguments, units, 16.0 * x.layout.size, sort_scratch(kernel, x.shape[axis]) * 8)
+    planner.call(
+        compiled, sort_arguments(kernel), given, units, 16.0 * x.layout.size, sort_scratch(kernel, x.shape[axis]) * 8
+    )
 
 
 def _row_extents(planner: Planner, rows: Rows) -> tuple[tuple[Size, ...], Size]:
@@ -346,24 +325,5 @@ def _row_extents(planner: Planner, rows: Rows) -> tuple[tuple[Size, ...], Size]:
     return (None,) * len(rows.outer), None
 
 
-def _row_views(planner: Planner, rows: Rows, views: Sequence[View]) -> list[TensorView]:
-    """The tensors as kernels see them. `rows` has the strides of a leading tensor that only decides on the order."""
-    static = planner.static
-
-    def sizes(numbers: Sequence[int]) -> tuple[Size, ...]:
-        return tuple(number if static else zero_or_one(number) for number in numbers)
-
-    return [
-        TensorView(view.dtype, sizes(outer), sizes(row))
-        for view, outer, row in zip(views, rows.outer_strides[1:], rows.row_strides[1:], strict=True)
-    ]
-
-
 def _row_arguments(planner: Planner, rows: Rows, views: dict[str, View]) -> dict[str, Argument]:
-    given: dict[str, Argument] = {f"outer{axis}": extent for axis, extent in enumerate(rows.outer)}
-    given |= {f"row{axis}": extent for axis, extent in enumerate(rows.row)}
-    for index, (name, view) in enumerate(views.items()):
-        given[name] = planner.buffer(view)
-        given |= {f"{name}_outer{axis}": n for axis, n in enumerate(rows.outer_strides[index + 1])}
-        given |= {f"{name}_row{axis}": n for axis, n in enumerate(rows.row_strides[index + 1])}
-    return given
+    return {**rows.numbers(list(views)), **{name: planner.buffer(view) for name, view in views.items()}}

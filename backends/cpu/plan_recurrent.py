@@ -16,7 +16,7 @@ from .kernels.recurrent import (
     recurrent_scratch,
     recurrent_units,
 )
-from .plan_map import emit
+from .plan_map import clear
 from .plan_moves import copy
 from .planner import Argument, Buffer, Planner, View, plans
 
@@ -33,13 +33,15 @@ def plan_recurrent(planner: Planner, op: Operation) -> None:
     }
     results = [planner.new(result) for result in op.results]
     if "lengths" in views:
-        emit(planner, "zero", lambda b, values: [0], ("zero", results[0].dtype), [], results[:1], 1)
+        clear(planner, results[0])
     kind, direction = str(op.attr("kind")), str(op.attr("direction"))
     activations = tuple(zip(op.attr("activations"), op.attr("alphas"), op.attr("betas"), strict=True))
     hidden = views["r"].shape[2]
     batch = views["inputs"].shape[2]
     if kind == "gru" and op.attr("option") and "bias" not in views:
-        views["bias"] = planner.constant(_zeros(planner, (views["r"].shape[0], hidden)), results[0].dtype)
+        shape = (views["r"].shape[0], hidden)
+        zeros = planner.shared.kept(("zeros", shape), lambda: np.zeros(shape, np.float32))
+        views["bias"] = planner.constant(zeros, results[0].dtype)
     kernel = Recurrent(
         kind, hidden, 1, direction, activations, float(op.attr("clip")) or None, bool(op.attr("option")),
         "peepholes" in views, "lengths" in views, True, results[0].dtype,
@@ -52,26 +54,24 @@ def plan_recurrent(planner: Planner, op: Operation) -> None:
     given: dict[str, Argument] = {"scratch": Buffer(None), "length": views["inputs"].shape[1], "batch": batch}
     given |= {name: planner.buffer(view) for name, view in views.items()}
     given |= _strides(views)
-    arguments = [given[each] for each in recurrent_arguments(kernel) if each not in ("begin", "end", "thread")]
     size = results[0].dtype.numpy.itemsize
     work = 2.0 * views["inputs"].layout.size * hidden
     units = recurrent_units(kernel, batch) if batch else 0
-    planner.call(compiled, arguments, units, work, recurrent_scratch(kernel, machine) * size)
+    planner.call(compiled, recurrent_arguments(kernel), given, units, work, recurrent_scratch(kernel, machine) * size)
 
 
 def _packed(planner: Planner, weights: Value, r: View, kernel: Recurrent) -> View:
     """The recurrent weights in the kernel's order: made once for all plans if they are constant, else in every run."""
     if data_of(weights) is not None:
-        key = ("recurrent", weights, kernel)
-        if key not in planner.shared.packed:
-            packed = packed_recurrence(kernel, planner.known(weights), planner.machine)
-            planner.shared.packed[key] = packed
-        return planner.constant(planner.shared.packed[key], r.dtype)
+        packed = planner.shared.kept(
+            ("recurrent", weights, kernel), lambda: packed_recurrence(kernel, planner.known(weights), planner.machine)
+        )
+        return planner.constant(packed, r.dtype)
     hidden, groups = kernel.hidden, recurrence_panels(kernel, planner.machine)
     size = sum(panels.count * panels.width * hidden * len(panels.gates) for panels in groups)
     packed_view = planner.allocate((r.shape[0] * size,), r.dtype)
     if any(hidden % panels.width for panels in groups):
-        emit(planner, "zero", lambda b, v: [0], ("zero", r.dtype), [], [packed_view], 1)
+        clear(planner, packed_view)
     place = 0
     for direction in range(r.shape[0]):
         for panels in groups:
@@ -103,10 +103,3 @@ def _strides(views: dict[str, View]) -> dict[str, int]:
         if name in views:
             found |= {f"{name}_{dim}": n for dim, n in zip(dims, views[name].strides, strict=False)}
     return found
-
-
-def _zeros(planner: Planner, shape: tuple[int, ...]) -> np.ndarray:
-    key = ("zeros", shape)
-    if key not in planner.shared.packed:
-        planner.shared.packed[key] = np.zeros(shape, np.float32)
-    return planner.shared.packed[key]

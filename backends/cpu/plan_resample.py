@@ -19,7 +19,7 @@ from .kernels.resample import (
     same,
     taps_of,
 )
-from .kernels.strided import Size
+from .kernels.strided import stride_sizes
 from .plan_map import order_of
 from .plan_moves import copy
 from .planner import Argument, Buffer, Planner, View, plans
@@ -75,17 +75,14 @@ def _resample(planner: Planner, x: View, y: View, taps: dict[int, Taps]) -> None
     row = row or same(source.shape[count])
     column = column or same(source.shape[count + 1])
     static = planner.static
-
-    def sizes(numbers: tuple[int, ...]) -> tuple[Size, ...]:
-        return tuple(number if static or number in (0, 1) else None for number in numbers)
-
     extents = target.shape
     channels = extents[count + 2] if has_channels else 0
     kernel = Resample(
         x.dtype, extents[:count] if static else (None,) * count, extents[count] if static else None,
         extents[count + 1] if static else None, source.shape[count + 1] if static else None,
-        channels if static or not channels else None, sizes(source.strides), sizes(target.strides), row.count,
-        column.count, row.copies and column.copies,
+        channels if static or not channels else None,
+        stride_sizes(source.strides, static), stride_sizes(target.strides, static), row.count, column.count,
+        row.copies and column.copies,
     )  # fmt: skip
     machine = planner.machine
     compiled = planner.library.get(
@@ -101,7 +98,8 @@ def _resample(planner: Planner, x: View, y: View, taps: dict[int, Taps]) -> None
     given |= {f"outer{axis}": extent for axis, extent in enumerate(extents[:count])}
     for name, layout in (("x", source), ("y", target)):
         given |= {f"{name}_outer{axis}": stride for axis, stride in enumerate(layout.strides)}
-    arguments = [given[each] for each in resample_arguments(kernel) if each not in ("begin", "end", "thread")]
     units = resample_units(extents[:count], extents[count]) if y.layout.size else 0
     scratch = source.shape[count + 1] * resample_buffers(kernel)["scratch"].numpy.itemsize
-    planner.call(compiled, arguments, units, 4.0 * y.layout.size * row.count * column.count, scratch)
+    planner.call(
+        compiled, resample_arguments(kernel), given, units, 4.0 * y.layout.size * row.count * column.count, scratch
+    )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...graph.core import Block, Operation, Value
 from ...graph.dtypes import DType
-from ...graph.kernel.bodies import interpret, signature
+from ...graph.kernel.bodies import signature
 from ...graph.kernel.kernel_base import epilogue_of, extras_of
-from ...graph.kernel.scalar_emitter import ScalarEmitter, computed_in
+from ...graph.kernel.scalar_emitter import computed_in
 from ...graph.kernel.strided import Shape, Strided, broadcast_shapes
 from .kernels.reduce import Reduce, Total, build_reduce, piece_length, reduce_arguments, reduce_units
 from .kernels.rows import (
@@ -27,9 +27,9 @@ from .kernels.rows import (
     row_units,
     softmax,
 )
-from .kernels.strided import Body, Rows, split_rows, zero_or_one
+from .kernels.strided import Body, Rows, split_rows
 from .kernels.strided import View as TensorView
-from .plan_map import order_of
+from .plan_map import body_of, order_of
 from .planner import Argument, Buffer, Planner, View, plans
 
 if TYPE_CHECKING:
@@ -45,13 +45,7 @@ class _Function:
 
 
 def _function(block: Block | None) -> _Function:
-    if block is None:
-        return _Function(None, None)
-
-    def body(b: LoopBuilder, values: Sequence[Value]) -> Sequence[Any]:
-        return interpret(block, ScalarEmitter(b), values)
-
-    return _Function(body, signature(block))
+    return _Function(None, None) if block is None else _Function(body_of(block), signature(block))
 
 
 def _prologue(op: Operation) -> _Function:
@@ -71,7 +65,7 @@ def plan_rows(planner: Planner, op: Operation) -> None:
     main = next((view for view in sources if 0 not in view.strides), result)
     tensors = [*sources, result, *others]
     rows = split_rows(shape, [len(shape) - 1], [main.strides, *(view.strides for view in tensors)])
-    views = _tensor_views(rows, tensors, planner.is_static(op.result))
+    views = rows.views([view.dtype for view in tensors], planner.is_static(op.result))
     last = op.result.type.shape[-1]  # type: ignore[attr-defined]
     prologue, epilogue = _prologue(op), _function(epilogue_of(op))
     static = planner.is_static(op.result)
@@ -90,8 +84,7 @@ def plan_rows(planner: Planner, op: Operation) -> None:
     given["scratch"] = Buffer(None)
     scratch = row_scratch(kernel, machine, rows.row) * row_buffers(kernel)["scratch"].numpy.itemsize
     units = row_units(kernel, machine, rows.outer) if result.layout.size else 0
-    arguments = [given[each] for each in row_arguments(kernel) if each not in ("begin", "end", "thread")]
-    planner.call(compiled, arguments, units, 16.0 * result.layout.size, scratch)
+    planner.call(compiled, row_arguments(kernel), given, units, 16.0 * result.layout.size, scratch)
 
 
 def _row_function(op: Operation) -> RowFunction:
@@ -193,7 +186,7 @@ def _emit(
     count = len(sources)
     tensors = [*sources, result, *others]
     static = planner.is_static(op.result) and planner.is_static(op.operand_values[0])
-    views = _tensor_views(rows, tensors, static)
+    views = rows.views([view.dtype for view in tensors], static)
     kernel = Reduce(
         _sizes(rows.outer, static), _sizes(rows.row, static), tuple(views[:count]),
         (Total(work.combine, work.dtype),), (TensorView(result.dtype, views[count].outer),),
@@ -209,8 +202,7 @@ def _emit(
     given = _arguments(planner, rows, names, tensors)
     given |= {"piece": piece, "y0_piece": piece_stride}
     units = reduce_units(kernel, machine, rows.outer, rows.row, piece) if 0 not in rows.outer else 0
-    arguments = [given[each] for each in reduce_arguments(kernel) if each not in ("begin", "end", "thread")]
-    planner.call(compiled, arguments, units, 2.0 * rows.row_length * math.prod(rows.outer))
+    planner.call(compiled, reduce_arguments(kernel), given, units, 2.0 * rows.row_length * math.prod(rows.outer))
 
 
 def _over(view: View, shape: Shape, axes: Sequence[int]) -> View:
@@ -238,24 +230,6 @@ def _sizes(numbers: Sequence[int], static: bool) -> tuple[int | None, ...]:
     return tuple(number if static else None for number in numbers)
 
 
-def _tensor_views(rows: Rows, tensors: Sequence[View], static: bool) -> list[TensorView]:
-    """The tensors as kernels see them. `rows` has the strides of a leading tensor that only decides on the order."""
-
-    def strides(numbers: Sequence[int]) -> tuple[int | None, ...]:
-        return tuple(number if static else zero_or_one(number) for number in numbers)
-
-    return [
-        TensorView(view.dtype, strides(outer), strides(row))
-        for view, outer, row in zip(tensors, rows.outer_strides[1:], rows.row_strides[1:], strict=True)
-    ]
-
-
 def _arguments(planner: Planner, rows: Rows, names: Sequence[str], tensors: Sequence[View]) -> dict[str, Argument]:
-    given: dict[str, Argument] = {f"outer{axis}": extent for axis, extent in enumerate(rows.outer)}
-    given |= {f"row{axis}": extent for axis, extent in enumerate(rows.row)}
-    columns: Mapping[str, Any] = {"outer": rows.outer_strides[1:], "row": rows.row_strides[1:]}
-    for index, (name, view) in enumerate(zip(names, tensors, strict=True)):
-        given[name] = planner.buffer(view)
-        for part in ("outer", "row"):
-            given |= {f"{name}_{part}{axis}": stride for axis, stride in enumerate(columns[part][index])}
-    return given
+    buffers = {name: planner.buffer(view) for name, view in zip(names, tensors, strict=True)}
+    return {**rows.numbers(names), **buffers}

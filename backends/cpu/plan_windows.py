@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...graph.core import Operation, Value
-from ...graph.kernel.bodies import interpret, signature
+from ...graph.kernel.bodies import interpret
 from ...graph.kernel.kernel_base import epilogue_of, extras_of, take
 from ...graph.kernel.kernel_ops import Windowed
 from ...graph.kernel.scalar_emitter import ScalarEmitter, computed_in
@@ -31,7 +31,7 @@ from .kernels.conv import (
     packed_filters,
     part_bounds,
 )
-from .kernels.conv_transpose import Phase, transposed_phases
+from .kernels.conv_transpose import phase_filters, transposed_phases
 from .kernels.depthwise import (
     Depthwise,
     DepthwiseTiling,
@@ -57,7 +57,7 @@ from .kernels.winograd import (
     winograd_units,
 )
 from .plan_gemm import Product, multiply
-from .plan_map import emit
+from .plan_map import clear, emit, finishing, finishing_key
 from .plan_moves import copy
 from .planner import Argument, Buffer, Halo, Planner, View, channels_last, plans
 
@@ -275,15 +275,14 @@ def _convolve(
     if filters.key is None and tiling.together > 1:  # groups that share a vector are packed when compiling only
         apart = [each for each in conv_tilings(conv, machine) if each.together == 1]
         tiling = min(apart, key=lambda each: conv_cycles(conv, each, machine))
-    key = ("conv", _without_body(conv), tiling, _signature(op))
+    key = ("conv", _without_body(conv), tiling, finishing_key(op))
     name = f"conv_{'x'.join(map(str, window.kernel))}_{conv.channels}_{conv.outputs}"
     compiled = planner.library.get(key, lambda name: build_conv(name, conv, tiling), name)
     packed = _packed(planner, filters, conv, tiling)
     blocks = conv_blocks(conv, tiling, machine, places[1], places[2], planner.threads)
     given = _arguments(planner, start, x, y, extras) | {"w": planner.buffer(packed), "blocks": blocks}
-    arguments = [given[each] for each in conv_arguments(conv) if each not in ("begin", "end", "thread")]
     units = conv_units(conv, tiling, y.shape[0], places[0], blocks) if y.layout.size else 0
-    planner.call(compiled, arguments, units, 2.0 * y.layout.size * conv.depth)
+    planner.call(compiled, conv_arguments(conv), given, units, 2.0 * y.layout.size * conv.depth)
 
 
 def _convolve_winograd(
@@ -299,21 +298,20 @@ def _convolve_winograd(
     x, y, *extras = views
     assert filters.key is not None
     images, (_, rows, pixels) = y.shape[0], _three(y.shape[2:])
-    key = ("winograd", _without_body(conv), tiling, _signature(op))
+    key = ("winograd", _without_body(conv), tiling, finishing_key(op))
     name = f"winograd_{tiling.size}_{conv.channels}_{conv.outputs}"
     compiled = planner.library.get(key, lambda name: build_winograd(name, conv, tiling), name)
-    place = ("winograd", *filters.key, tiling)
-    if place not in planner.shared.packed:
-        planner.shared.packed[place] = transformed_filters(filters.array(), conv, tiling)
-    packed = planner.constant(planner.shared.packed[place], conv.dtype)
+    transformed = planner.shared.kept(
+        ("winograd", *filters.key, tiling), lambda: transformed_filters(filters.array(), conv, tiling)
+    )
+    packed = planner.constant(transformed, conv.dtype)
     groups = winograd_panel_groups(conv, tiling, images, rows, pixels, planner.threads)
     given = _arguments(planner, start, x, y, extras)
     given |= {"w": planner.buffer(packed), "scratch": Buffer(None), "panel_groups": groups}
-    arguments = [given[each] for each in winograd_arguments(conv) if each not in ("begin", "end", "thread")]
     units = winograd_units(conv, tiling, images, rows, pixels, groups) if y.layout.size else 0
     scratch = winograd_scratch(conv, tiling) * conv.dtype.numpy.itemsize
     # A quarter of the products, at best.
-    planner.call(compiled, arguments, units, y.layout.size * conv.depth, scratch)
+    planner.call(compiled, winograd_arguments(conv), given, units, y.layout.size * conv.depth, scratch)
 
 
 @plans("kernel.conv_transpose")
@@ -346,23 +344,9 @@ def plan_conv_transpose(planner: Planner, op: Operation) -> None:
             _untouched(planner, op, views)
             continue
         start = sum(place * stride for place, stride in zip(phase.start[3 - rank :], x.strides[2:], strict=True))
-        own = _phase_filters(w, phase, groups)
+        own = w.seen(phase_filters(w.layout, phase, groups))
         filters = Filters(own, None if constant is None else (constant, own.layout))
         _convolve(planner, op, phase.window, (x, *views), start, filters, static)
-
-
-def _phase_filters(w: View, phase: Phase, groups: int) -> View:
-    """The taps of a phase, of filters [channels, outputs of a group, *kernel], as a view in the order of a
-    convolution's."""
-    channels, outputs, *kernel = w.shape
-    layout = Strided(
-        (groups, outputs, channels // groups, *kernel),
-        (channels // groups * w.strides[0], w.strides[1], w.strides[0], *w.strides[2:]), w.layout.offset,
-    )  # fmt: skip
-    for axis, taps in enumerate(phase.taps[3 - len(kernel) :], 3):
-        step = taps[1] - taps[0] if len(taps) > 1 else 1
-        layout = layout.sliced(axis, taps[0], len(taps), step)
-    return w.seen(layout)
 
 
 def _every(view: View, first: Sequence[int], strides: Sequence[int], extents: Sequence[int]) -> View:
@@ -391,7 +375,7 @@ def _untouched(planner: Planner, op: Operation, views: Sequence[View]) -> None:
         zero = 0.0 if lanes is None else b.constant(0, lanes)
         return interpret(block, ScalarEmitter(b), [zero, *given])
 
-    emit(planner, "zero", body, ("untouched", target.dtype, _signature(op)), extras, [target], 1)
+    emit(planner, "zero", body, ("untouched", target.dtype, finishing_key(op)), extras, [target], 1)
 
 
 def convolve_depthwise(
@@ -405,7 +389,7 @@ def convolve_depthwise(
         _epilogue(op, extras, static),
     )  # fmt: skip
     tiling = choose_depthwise_tiling(kernel, machine)
-    key = ("depthwise", _without_body(kernel), tiling, _signature(op))
+    key = ("depthwise", _without_body(kernel), tiling, finishing_key(op))
     name = f"depthwise_{'x'.join(map(str, geometry.kernel))}_{kernel.channels}"
     compiled = planner.library.get(key, lambda name: build_depthwise(name, kernel, tiling), name)
     taps = _packed_taps(planner, weight, kernel, tiling)
@@ -413,9 +397,8 @@ def convolve_depthwise(
     start = -sum(before * stride for before, stride in zip(geometry.before, x.strides[2:], strict=True))
     given = _arguments(planner, start, x, y, extras) | {"w": planner.buffer(taps)}
     given |= {"row_blocks": blocks.rows, "channel_blocks": blocks.channels}
-    arguments = [given[each] for each in depthwise_arguments(kernel) if each not in ("begin", "end", "thread")]
     units = depthwise_units(y.shape[0], places[0], blocks) if y.layout.size else 0
-    planner.call(compiled, arguments, units, 2.0 * y.layout.size * kernel.window.taps)
+    planner.call(compiled, depthwise_arguments(kernel), given, units, 2.0 * y.layout.size * kernel.window.taps)
 
 
 @plans("kernel.pool")
@@ -437,7 +420,7 @@ def plan_pool(planner: Planner, op: Operation) -> None:
         bool(op.attr("count_include_pad")), planes, rows, pixels, _layout(x, static, True), _layout(y, static),
         _epilogue(op, extras, static),
     )  # fmt: skip
-    key = ("pool", _without_body(pool), _signature(op))
+    key = ("pool", _without_body(pool), finishing_key(op))
     name = f"{pool.kind}_pool_{'x'.join(map(str, geometry.kernel))}"
     compiled = planner.library.get(key, lambda name: build_pool(name, pool, machine), name)
     blocks = pool_blocks(pool, machine, places[1], shape[1], planner.threads)
@@ -446,9 +429,8 @@ def plan_pool(planner: Planner, op: Operation) -> None:
     parts = ("size", _three(x.shape[2:])), ("before", _three(geometry.before, 0)), ("after", _three(geometry.after, 0))
     for part, numbers in parts:
         given |= {f"{dim}_{part}": number for dim, number in zip(_DIMS[1:4], numbers, strict=True)}
-    arguments = [given[each] for each in pool_arguments(pool) if each not in ("begin", "end", "thread")]
     units = pool_units(y.shape[0], places[0], blocks) if y.layout.size else 0
-    planner.call(compiled, arguments, units, 1.0 * y.layout.size * geometry.window.taps)
+    planner.call(compiled, pool_arguments(pool), given, units, 1.0 * y.layout.size * geometry.window.taps)
 
 
 def _arguments(planner: Planner, start: int, x: View, y: View, extras: Sequence[View]) -> dict[str, Argument]:
@@ -493,21 +475,11 @@ def _layout(view: View, static: bool, is_read_around: bool = False) -> Layout:
 
 
 def _epilogue(op: Operation, extras: Sequence[View], static: bool) -> ImageEpilogue:
-    block = epilogue_of(op)
-    if block is None:
+    body = finishing(op)
+    if body is None:
         return ImageEpilogue()
-
-    def body(b: LoopBuilder, total: Value, given: Sequence[Value]) -> Any:
-        [result] = interpret(block, ScalarEmitter(b), [total, *given])
-        return result
-
     operands = tuple(ImageOperand(f"e{index}", view.dtype, _layout(view, static)) for index, view in enumerate(extras))
     return ImageEpilogue(operands, body)
-
-
-def _signature(op: Operation) -> str | None:
-    block = epilogue_of(op)
-    return None if block is None else signature(block)
 
 
 def _without_body(kernel: Any) -> Any:
@@ -520,11 +492,8 @@ def _packed(planner: Planner, filters: Filters, conv: Conv, tiling: ConvTiling) 
     if filters.key is None:
         return _pack_now(planner, filters.view, conv, tiling)
     key = ("filters", *filters.key, conv.window, conv.x.channel == 1, tiling)
-    found = planner.shared.packed.get(key)
-    if found is None:
-        packed = packed_filters(filters.array(), conv, tiling)
-        found = planner.shared.packed[key] = np.ascontiguousarray(packed)
-    return planner.constant(found, computed_in(conv.dtype))
+    packed = planner.shared.kept(key, lambda: np.ascontiguousarray(packed_filters(filters.array(), conv, tiling)))
+    return planner.constant(packed, computed_in(conv.dtype))
 
 
 def _pack_now(planner: Planner, w: View, conv: Conv, tiling: ConvTiling) -> View:
@@ -534,7 +503,7 @@ def _pack_now(planner: Planner, w: View, conv: Conv, tiling: ConvTiling) -> View
     strip = conv.depth * columns
     packed = planner.allocate((conv.groups * panels * strip,), w.dtype)
     if conv.outputs % columns:
-        emit(planner, "zero", lambda b, v: [0], ("zero", w.dtype), [], [packed], 1)
+        clear(planner, packed)
     group, output, channel, *kernel = w.strides
     sizes = w.shape[3:]
     later = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
@@ -563,14 +532,13 @@ def _packed_taps(planner: Planner, weight: Value, kernel: Depthwise, tiling: Dep
     if constant is not None:
         filters = _filters(planner, weight, 1)
         key = ("taps", constant, filters.view.layout, tiling)
-        if key not in planner.shared.packed:
-            planner.shared.packed[key] = packed_taps(filters.array(), kernel, tiling)
-        return planner.constant(planner.shared.packed[key], computed_in(kernel.dtype))
+        kept = planner.shared.kept(key, lambda: packed_taps(filters.array(), kernel, tiling))
+        return planner.constant(kept, computed_in(kernel.dtype))
     w, taps = planner.contiguous(planner.view(weight)), kernel.window.taps
     width = -(-kernel.channels // tiling.lanes) * tiling.lanes
     packed = planner.allocate((taps, width), w.dtype)
     if width != kernel.channels:
-        emit(planner, "zero", lambda b, v: [0], ("zero", w.dtype), [], [packed], 1)
+        clear(planner, packed)
     source = Strided((taps, kernel.channels), (1, taps), w.layout.offset)
     copy(planner, w.seen(source), packed.seen(packed.layout.sliced(1, 0, kernel.channels)))
     return packed

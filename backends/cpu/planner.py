@@ -26,6 +26,7 @@ from ...graph.kernel.tracing import Number, UntraceableError, apply
 from ...graph.lowerings.builder import data_of
 from ...graph.opdef import Trait
 from ...graph.types import TensorType
+from .kernels.strided import WORK
 from .known_sizes import TracedArray, as_numbers, computed_sizes, traced_results
 
 if TYPE_CHECKING:
@@ -153,6 +154,13 @@ class Shared:
     packed: dict[Hashable, np.ndarray] = field(default_factory=dict)
     tuner: Tuner | None = None
 
+    def kept(self, key: Hashable, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """The array of `key`; `make` makes it when it is first asked for."""
+        found = self.packed.get(key)
+        if found is None:
+            found = self.packed[key] = make()
+        return found
+
 
 class Planner:
     """Makes the calls of one segment for inputs of `shapes`; `values` are the elements of those that must be known."""
@@ -162,6 +170,8 @@ class Planner:
     ) -> None:
         self.shared, self.segment = shared, segment
         self.library, self.machine, self.threads = shared.library, shared.library.machine, shared.threads
+        # Whether there is only one plan, so that kernels may be made for its sizes.
+        self.static = not segment.known and all(self.is_static(value) for value in segment.inputs)
         self.calls: list[Call] = []
         self.faults: list[Operation] = []
         self.shapes: dict[Value, Shape] = dict(zip(segment.inputs, shapes, strict=True))
@@ -176,13 +186,12 @@ class Planner:
 
     def plan(self) -> None:
         """Find all sizes, then all layouts and calls."""
+        from .plan_windows import wanted_halo
+
         for op in self.segment.ops:
             self._located(op, self._measure)
         for op in self.segment.ops:
-            if isinstance(op.definition, KernelOp):
-                from .plan_windows import wanted_halo
-
-                wanted_halo(self, op)
+            wanted_halo(self, op)
         self._find_homes()
         for op in self.segment.ops:
             if isinstance(op.definition, ViewOp):
@@ -304,11 +313,6 @@ class Planner:
         self.faults.append(op)
         return Buffer(Storage(16, fault=len(self.faults) - 1))
 
-    @property
-    def static(self) -> bool:
-        """Whether there is only one plan, so that kernels may be made for its sizes."""
-        return not self.segment.known and all(self.is_static(value) for value in self.segment.inputs)
-
     def copied(self, view: View, order: Sequence[int] | None = None, halo: Halo | None = None) -> View:
         """A copy without gaps, its axes in `order`."""
         from .plan_moves import copy
@@ -328,10 +332,20 @@ class Planner:
         return Buffer(view.storage, (view.layout.offset + offset) * view.dtype.numpy.itemsize)
 
     def call(
-        self, kernel: Kernel, arguments: Sequence[Argument], units: int, operations: float, scratch: int = 0
+        self,
+        kernel: Kernel,
+        names: Sequence[str],
+        given: Mapping[str, Argument],
+        units: int,
+        operations: float,
+        scratch: int = 0,
     ) -> None:
-        """Call `kernel` for `units` units of work that take about so many `operations` in all."""
+        """Call `kernel`, whose arguments are `names`, for `units` of work that take about so many `operations` in all.
+
+        `given` has a buffer or a number for each name, but for the work to do, and may have more.
+        """
         if units:
+            arguments = [given[name] for name in names if name not in WORK]
             parts = apply(_parts, self.threads, units, operations)
             self.calls.append(Call(kernel, arguments, units, parts, scratch))
 

@@ -88,12 +88,7 @@ class Reduce(KernelOp):
         return [tuple(size for axis, size in enumerate(whole) if axis not in axes)]
 
     def compute(self, op: Operation, *operands: Any) -> Any:
-        x = operands[0]
-        shape = np.broadcast_shapes(*(operand.shape for operand in operands))
-        region = op.regions.get("prologue")
-        if region is not None:
-            [x] = interpret(region.block, NumpyScalars(), operands)
-        x = np.broadcast_to(x, shape)
+        x = _elements(op, operands)
         kind, axes = op.attr("kind"), op.attr("axes")
         options: dict[str, Any] = {"axis": axes, "keepdims": bool(op.attr("keepdims"))}
         if kind in ("max", "min"):
@@ -101,6 +96,14 @@ class Reduce(KernelOp):
         with np.errstate(all="ignore"):
             result = _COMBINE[kind](summable(x) if kind in ("sum", "mean", "prod") else x, **options)
         return np.asarray(result).astype(x.dtype)
+
+
+def _elements(op: Operation, operands: Sequence[Any]) -> np.ndarray:
+    """What the prologue makes of the operands' elements; without one, the elements of the only operand."""
+    shape = np.broadcast_shapes(*(operand.shape for operand in operands))
+    region = op.regions.get("prologue")
+    [x] = operands[:1] if region is None else interpret(region.block, NumpyScalars(), operands)
+    return np.broadcast_to(x, shape)
 
 
 def _bound(dtype: np.dtype, lowest: bool) -> Any:
@@ -132,12 +135,7 @@ class Rows(KernelOp):
         return [broadcast_shapes(*shapes[: self.fixed_count(op)])]
 
     def compute(self, op: Operation, *operands: Any) -> Any:
-        x = operands[0]
-        shape = np.broadcast_shapes(*(operand.shape for operand in operands))
-        region = op.regions.get("prologue")
-        if region is not None:
-            [x] = interpret(region.block, NumpyScalars(), operands)
-        x = np.broadcast_to(x, shape)
+        x = _elements(op, operands)
         wide = summable(x)
         kind, epsilon = op.attr("kind"), op.attr("epsilon")
         with np.errstate(all="ignore"):

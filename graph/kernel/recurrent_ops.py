@@ -90,12 +90,9 @@ class Recurrent(KernelOp):
                 cell
             )
             current = [h[direction], *([c[direction]] if kind == "lstm" else [])]
-            for time, place in enumerate(places[direction]):
-                going = (time < counts)[:, None]
-                after = step(inputs[direction, place, np.arange(batch)], current)
-                current = [np.where(going, new, old) for new, old in zip(after, current, strict=True)]
-                rows_ = np.flatnonzero(going)
-                y[place[rows_], direction, rows_] = current[0][rows_]
+            current = recurrent_numeric.run_steps(
+                step, inputs[direction], current, places[direction], counts, y[:, direction]
+            )
             for column, state in zip(final, current, strict=False):
                 column.append(state)
         states = [np.stack(column).astype(inputs.dtype) for column in final if column]

@@ -43,12 +43,7 @@ def recur(op: Operation, operands: Sequence[Any], cell: Callable[[Cell], Step], 
         step = cell(Cell.of(op, direction, (r, bias, rest[2]), functions[direction]))
         current = [_initial(rest[k], direction, batch, hidden, inputs.dtype, batch_first) for k in range(states)]
         projected = inputs @ summable(w[direction]).T
-        for time, place in enumerate(places_[direction]):
-            going = (time < counts)[:, None]
-            after = step(projected[place, np.arange(batch)], current)
-            current = [np.where(going, new, old) for new, old in zip(after, current, strict=True)]
-            rows = np.flatnonzero(going)
-            outputs[place[rows], direction, rows] = current[0][rows]
+        current = run_steps(step, projected, current, places_[direction], counts, outputs[:, direction])
         for column, state in zip(final, current, strict=True):
             column.append(state)
     stacked = [np.stack(column) for column in final]
@@ -56,6 +51,23 @@ def recur(op: Operation, operands: Sequence[Any], cell: Callable[[Cell], Step], 
         outputs = outputs.transpose(2, 0, 1, 3)
         stacked = [state.swapaxes(0, 1) for state in stacked]
     return tuple(result.astype(x.dtype) for result in (outputs, *stacked))
+
+
+def run_steps(
+    step: Step, inputs: np.ndarray, states: States, places: np.ndarray, counts: np.ndarray, outputs: np.ndarray
+) -> States:
+    """The last states of one direction; `outputs` [length, batch, hidden] receives those of all steps.
+
+    `inputs` [length, batch, gates * hidden] are what x contributes, `places` the time that each batch row reads at each
+    step, `counts` how many steps it has.
+    """
+    for time, place in enumerate(places):
+        going = (time < counts)[:, None]
+        after = step(inputs[place, np.arange(len(counts))], states)
+        states = [np.where(going, new, old) for new, old in zip(after, states, strict=True)]
+        rows = np.flatnonzero(going)
+        outputs[place[rows], rows] = states[0][rows]
+    return states
 
 
 def places(direction: str, length: int, counts: np.ndarray) -> list[np.ndarray]:

@@ -19,6 +19,8 @@ from tilewright.backends.cpu.kernels.conv_transpose import phase_filters, transp
 from tilewright.backends.cpu.kernels.image import Layout, Window
 from tilewright.backends.cpu.machine import machine_of_width
 from tilewright.graph.dtypes import f32
+from tilewright.graph.kernel.kernel_base import take
+from tilewright.graph.kernel.strided import Strided
 
 random = np.random.default_rng(11)
 
@@ -92,9 +94,11 @@ def test_phases_through_the_kernel(
             (at + room) * steps[dim]
             for at, room, dim in zip(phase.start, front, ("plane", "row", "pixel"), strict=True)
         )
+        filters = take(w.reshape(-1), phase_filters(Strided.contiguous(w.shape), phase, groups))
+        filters = filters.reshape(groups * outputs, channels, *phase.window.kernel)
         first = sum(at * y.strides[dim] for at, dim in zip(phase.first, ("plane", "row", "pixel"), strict=True))
         known = {
-            "x": source.flat[start:], "w": packed_filters(phase_filters(w, phase, groups), conv, tiling),
+            "x": source.flat[start:], "w": packed_filters(filters, conv, tiling),
             "y": y.flat[first:], "images": 2, "blocks": 1, "x_image": steps["image"], "y_image": y.strides["image"],
             "begin": 0, "end": conv_units(conv, tiling, 2, phase.extents[0], 1), "thread": 0,
         }  # fmt: skip

@@ -14,8 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from ....graph.kernel.strided import Strided
 from .image import Window
 
 Three = tuple[int, int, int]
@@ -93,13 +92,15 @@ def _dim_phases(kernel: int, stride: int, dilation: int, before: int, outputs: i
     return found
 
 
-def phase_filters(w: np.ndarray, phase: Phase, groups: int) -> np.ndarray:
-    """Filters of the phase's convolution [outputs, channels of a group, *kernel], from those of the transposed one
-    [channels, outputs of a group, *kernel] (as ONNX's ConvTranspose has them)."""
-    spatial = (1,) * (5 - w.ndim) + w.shape[2:]
-    channels, outputs = w.shape[0] // groups, w.shape[1]
-    filters = w.reshape(groups, channels, outputs, *spatial)
-    for axis, taps in enumerate(phase.taps):
-        filters = np.take(filters, np.array(taps, np.intp), axis=3 + axis)
-    order = filters.transpose(0, 2, 1, 3, 4, 5)
-    return np.ascontiguousarray(order).reshape(groups * outputs, channels, *phase.window.kernel)
+def phase_filters(w: Strided, phase: Phase, groups: int) -> Strided:
+    """Where the filters of the phase's convolution lie [groups, outputs, channels of a group, *kernel] among those of
+    the transposed one [channels, outputs of a group, *kernel] (as ONNX's ConvTranspose has them)."""
+    channels, outputs, *kernel = w.shape
+    layout = Strided(
+        (groups, outputs, channels // groups, *kernel),
+        (channels // groups * w.strides[0], w.strides[1], w.strides[0], *w.strides[2:]), w.offset,
+    )  # fmt: skip
+    for axis, taps in enumerate(phase.taps[3 - len(kernel) :], 3):
+        step = taps[1] - taps[0] if len(taps) > 1 else 1
+        layout = layout.sliced(axis, taps[0] if taps else 0, len(taps), step)
+    return layout

@@ -18,6 +18,7 @@ from ....graph.kernel.loop_builder import LoopBuilder, Operand
 from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Module
 from ..machine import Machine
+from .strided import joined
 
 GRAIN = 4096
 
@@ -65,21 +66,8 @@ def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Space:
 
     `strides` has one row for each tensor, 0 where it is broadcast.
     """
-    extents: list[int] = []
-    columns: list[list[int]] = []
-    for axis, size in enumerate(shape):
-        if size == 1:
-            continue
-        steps = [operand[axis] for operand in strides]
-        if extents and all(outer == size * step for outer, step in zip(columns[-1], steps, strict=True)):
-            extents[-1] *= size
-            columns[-1] = steps
-        else:
-            extents.append(size)
-            columns.append(steps)
-    if not extents:
-        extents, columns = [1], [[0] * len(strides)]
-    return Space(tuple(extents), tuple(zip(*columns, strict=True)) if strides else ())
+    extents, joined_strides = joined(shape, strides)
+    return Space(extents, tuple(joined_strides)) if extents else Space((1,), ((0,),) * len(strides))
 
 
 def broadcast_strides(shape: Sequence[int], result: Sequence[int]) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from ....graph.core import Value
 from ....graph.dtypes import DType, f32, i32, i64
 from ....graph.kernel import vector_math
 from ....graph.kernel.loop_builder import LoopBuilder, Operand
+from ....graph.kernel.recurrent_ops import GATES
 from ....graph.module import Module
 from ..machine import Machine
 from .exponential import exp_of_negative
@@ -29,7 +30,6 @@ from .pack import on_cache_lines
 from .strided import Size, Strided, argument_names
 from .tile import Tile
 
-GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 # Sums that are under way at once.
 _CHAINS = 8
 # Name of an activation in small letters, alpha, beta.

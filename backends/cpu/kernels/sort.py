@@ -23,7 +23,7 @@ from ..machine import Machine
 from .strided import Size, Strided, argument_names
 
 # Up to so many are found by insertion.
-_FEW = 64
+FEW = 64
 # Of many, keys are counted by so many first bits.
 _FIRST_BITS = 11
 
@@ -68,7 +68,7 @@ def sort_units(outer: Sequence[int]) -> int:
 
 def sort_scratch(kernel: Sort, row: int) -> int:
     """Numbers (i64) of memory of its own that each thread needs."""
-    return 2 * _FEW if kernel.few else 4 * row
+    return 2 * FEW if kernel.few else 4 * row
 
 
 def key_dtype(dtype: DType) -> DType:
@@ -93,14 +93,14 @@ class _SortBuilder(Strided):
 
     def units(self) -> None:
         b = self.b
-        room: Operand = 2 * _FEW if self.kernel.few else b.mul(self.size("row0"), 4)
+        room: Operand = 2 * FEW if self.kernel.few else b.mul(self.size("row0"), 4)
         own = b.view(b["scratch"], b.mul(b["thread"], room))
         found, filled = b.alloc(self.key, self.lanes), b.alloc(i64, 1)
         with b.loop(b["begin"], b["end"]) as unit:
             indices = self.unravel(unit, self.dims)
             x = self.place("x", "outer", indices)
             if self.kernel.few:
-                keys, places = own, b.view(own, _FEW)
+                keys, places = own, b.view(own, FEW)
                 self.insert_all(x, keys, places, found, filled)
                 self.give(x, indices, lambda n, places=places: b.load(places, n))
             else:

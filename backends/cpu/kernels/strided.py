@@ -44,6 +44,11 @@ def zero_or_one(number: int) -> Size:
     return 0 if number == 0 else 1 if number == 1 else None
 
 
+def stride_sizes(numbers: Sequence[int], static: bool) -> tuple[Size, ...]:
+    """Strides as a kernel knows them: all as numbers, or only those that decide how elements are read."""
+    return tuple(number if static else zero_or_one(number) for number in numbers)
+
+
 def view_sizes(name: str, view: View) -> dict[str, Size]:
     """The strides of a view by their names: `x0_outer1`, `x0_row0`."""
     sizes = {f"{name}_outer{axis}": stride for axis, stride in enumerate(view.outer)}
@@ -207,7 +212,10 @@ def highest(dtype: DType) -> float | int:
 
 @dataclass(frozen=True)
 class Rows:
-    """A tensor's dims split for a kernel: extents, and for each tensor its strides, joined and in order of memory."""
+    """Tensors' dims split for a kernel: extents, and for each tensor its strides, joined and in order of memory.
+
+    The first tensor is the one that decided on the order; `views` and `numbers` are about those after it.
+    """
 
     outer: tuple[int, ...]
     row: tuple[int, ...]
@@ -218,6 +226,22 @@ class Rows:
     @property
     def row_length(self) -> int:
         return math.prod(self.row)
+
+    def views(self, dtypes: Sequence[DType], static: bool) -> list[View]:
+        """The tensors as kernels see them."""
+        return [
+            View(dtype, stride_sizes(outer, static), stride_sizes(row, static))
+            for dtype, outer, row in zip(dtypes, self.outer_strides[1:], self.row_strides[1:], strict=True)
+        ]
+
+    def numbers(self, names: Sequence[str]) -> dict[str, int]:
+        """Extents, and the strides of the tensors `names`, by the names that kernels have for them."""
+        found = {f"outer{axis}": extent for axis, extent in enumerate(self.outer)}
+        found |= {f"row{axis}": extent for axis, extent in enumerate(self.row)}
+        for name, outer, row in zip(names, self.outer_strides[1:], self.row_strides[1:], strict=True):
+            found |= {f"{name}_outer{axis}": stride for axis, stride in enumerate(outer)}
+            found |= {f"{name}_row{axis}": stride for axis, stride in enumerate(row)}
+        return found
 
 
 def split_rows(shape: Sequence[int], axes: Sequence[int], strides: Sequence[Sequence[int]]) -> Rows:
