@@ -17,7 +17,7 @@ from ....graph.kernel.loop_builder import Operand
 from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Module
 from ..machine import Machine
-from .strided import Along, Body, Size, Strided, View, argument_names, extent_sizes, view_sizes, widest_of
+from .strided import Along, Body, Size, StridedBuilder, View, argument_names, extent_sizes, view_sizes, widest_of
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def build_arg_extreme(name: str, kernel: ArgExtreme, machine: Machine) -> Module
     return builder.b.module()
 
 
-class _ArgExtremeBuilder(Strided):
+class _ArgExtremeBuilder(StridedBuilder):
     def __init__(self, name: str, kernel: ArgExtreme, machine: Machine) -> None:
         buffers = {"y0": i64, "x0": kernel.operand.dtype}
         super().__init__(name, machine, buffers, arg_extreme_sizes(kernel), _widest(kernel))

@@ -31,7 +31,7 @@ from ....graph.module import Module
 from ..machine import Machine
 from .exponential import exp_of_negative
 from .pack import pack_strip, strip_size, transposed
-from .strided import Size, Strided, argument_names
+from .strided import Size, StridedBuilder, argument_names
 from .tile import Target, Tile
 
 # Keys of a block, at most: their scores fill half of the first-level cache.
@@ -179,7 +179,7 @@ def build_attention(name: str, kernel: Attention, machine: Machine) -> Module:
     return builder.b.module()
 
 
-class AttentionBase(Strided):
+class AttentionBase(StridedBuilder):
     """What both forms share: heads, scores as the kernel's options want them, results of queries without keys."""
 
     def __init__(self, name: str, kernel: Attention, machine: Machine) -> None:

@@ -24,7 +24,7 @@ from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Module
 from ..machine import Machine
 from .move import moved_as
-from .strided import Size, Strided, argument_names
+from .strided import Size, StridedBuilder, argument_names
 
 # Elements of a unit of work, about.
 _GRAIN = 1 << 13
@@ -114,7 +114,7 @@ def build_scatter(name: str, kernel: Scatter, machine: Machine) -> Module:
     return builder.b.module()
 
 
-class _IndexedBuilder(Strided):
+class _IndexedBuilder(StridedBuilder):
     reports = True
 
     def __init__(self, name: str, space: Indexed, machine: Machine, dtype: DType) -> None:

@@ -25,7 +25,7 @@ from ....graph.kernel.loop_builder import LoopBuilder, Operand
 from ....graph.module import Function, Module
 from ..machine import Machine
 from .pack import on_cache_lines
-from .strided import Strided, argument_names
+from .strided import StridedBuilder, argument_names
 from .tile import Epilogue, EpilogueBody, Given, Size, Target, Tile
 
 # A size by name, inside a function of its own: a number, or that function's argument.
@@ -136,7 +136,7 @@ def build_integer_gemm(name: str, kernel: IntegerGemm, machine: Machine) -> Modu
     return builder.b.module()
 
 
-class _IntegerBuilder(Strided):
+class _IntegerBuilder(StridedBuilder):
     def __init__(self, name: str, kernel: IntegerGemm, machine: Machine) -> None:
         super().__init__(name, machine, integer_buffers(kernel), integer_sizes(kernel), i32)
         self.kernel, self.tile = kernel, integer_tile(kernel, machine)

@@ -11,7 +11,7 @@ from ....graph.kernel.loop_builder import Operand
 from ....graph.module import Module
 from ..machine import Machine
 from .integer_gemm import WORD
-from .strided import Size, Strided, argument_names
+from .strided import Size, StridedBuilder, argument_names
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def build_integer_pack(name: str, kernel: IntegerPack, machine: Machine) -> Modu
     return builder.b.module()
 
 
-class _PackBuilder(Strided):
+class _PackBuilder(StridedBuilder):
     def __init__(self, name: str, kernel: IntegerPack, machine: Machine) -> None:
         buffers = {"words": i32, "sums": i32, "x": kernel.dtype}
         super().__init__(name, machine, buffers, pack_sizes(kernel), i32)

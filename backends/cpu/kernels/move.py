@@ -18,7 +18,7 @@ from ....graph.kernel.loop_builder import Operand
 from ....graph.module import Module
 from ..machine import Machine
 from .pack import transposed
-from .strided import Size, Strided, argument_names, zero_or_one
+from .strided import Size, StridedBuilder, argument_names, zero_or_one
 
 # Elements of a unit of work, about.
 _GRAIN = 1 << 14
@@ -132,7 +132,7 @@ def build_copy(name: str, kernel: Copy, machine: Machine) -> Module:
     return builder.b.module()
 
 
-class _CopyBuilder(Strided):
+class _CopyBuilder(StridedBuilder):
     def __init__(self, name: str, kernel: Copy, machine: Machine) -> None:
         dtype = moved_as(kernel.dtype)
         super().__init__(name, machine, {"y": dtype, "x": dtype}, copy_sizes(kernel), dtype)

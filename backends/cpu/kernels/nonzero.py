@@ -18,7 +18,7 @@ from ....graph.kernel.loop_builder import Operand
 from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Module
 from ..machine import Machine
-from .strided import Size, Strided, argument_names
+from .strided import Size, StridedBuilder, argument_names
 
 # Elements of a chunk.
 CHUNK = 1 << 12
@@ -61,7 +61,7 @@ def build_nonzero_positions(name: str, kernel: NonZero, machine: Machine) -> Mod
     return builder.b.module()
 
 
-class _NonZeroBuilder(Strided):
+class _NonZeroBuilder(StridedBuilder):
     def __init__(self, name: str, kernel: NonZero, machine: Machine) -> None:
         buffers = {"y": i64, "x": kernel.dtype, "counts": i64}
         super().__init__(name, machine, buffers, nonzero_sizes(kernel), computed_in(kernel.dtype))

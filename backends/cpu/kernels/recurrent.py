@@ -27,7 +27,7 @@ from ....graph.module import Module
 from ..machine import Machine
 from .exponential import exp_of_negative
 from .pack import on_cache_lines
-from .strided import Size, Strided, argument_names
+from .strided import Size, StridedBuilder, argument_names
 from .tile import Tile
 
 # Sums that are under way at once.
@@ -213,7 +213,7 @@ class _Row:
     going: Value | None
 
 
-class _RecurrentBuilder(Strided):
+class _RecurrentBuilder(StridedBuilder):
     def __init__(self, name: str, kernel: Recurrent, machine: Machine) -> None:
         super().__init__(name, machine, recurrent_buffers(kernel), recurrent_sizes(kernel), kernel.dtype)
         self.kernel = kernel

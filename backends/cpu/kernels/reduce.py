@@ -25,7 +25,7 @@ from .strided import (
     Along,
     Body,
     Size,
-    Strided,
+    StridedBuilder,
     View,
     argument_names,
     extent_sizes,
@@ -156,7 +156,7 @@ def build_reduce(name: str, kernel: Reduce, machine: Machine) -> Module:
     return builder.b.module()
 
 
-class _ReduceBuilder(Strided):
+class _ReduceBuilder(StridedBuilder):
     def __init__(self, name: str, kernel: Reduce, machine: Machine) -> None:
         super().__init__(name, machine, reduce_buffers(kernel), reduce_sizes(kernel), _widest(kernel))
         self.kernel = kernel

@@ -21,7 +21,7 @@ from ....graph.kernel.loop_builder import Operand
 from ....graph.module import Module
 from ..machine import Machine
 from .move import moved_as
-from .strided import Size, Strided, argument_names
+from .strided import Size, StridedBuilder, argument_names
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def build_resample(name: str, kernel: Resample, machine: Machine) -> Module:
     return builder.b.module()
 
 
-class _ResampleBuilder(Strided):
+class _ResampleBuilder(StridedBuilder):
     def __init__(self, name: str, kernel: Resample, machine: Machine) -> None:
         self.wide = computed(kernel)
         super().__init__(name, machine, resample_buffers(kernel), resample_sizes(kernel), self.wide)

@@ -23,7 +23,18 @@ from ....graph.kernel.loop_builder import LoopBuilder, Operand
 from ....graph.module import Module
 from ..machine import Machine
 from .exponential import exp_of_negative
-from .strided import Along, Body, Size, Strided, View, argument_names, extent_sizes, lowest, view_sizes, widest_of
+from .strided import (
+    Along,
+    Body,
+    Size,
+    StridedBuilder,
+    View,
+    argument_names,
+    extent_sizes,
+    lowest,
+    view_sizes,
+    widest_of,
+)
 
 # Vectors of totals along a row, and vectors of columns in a block.
 _CHAINS = 4
@@ -211,7 +222,7 @@ class _Spot:
 Step: TypeAlias = Callable[[_Spot, "Value | None"], "Value | None"]
 
 
-class _RowsBuilder(Strided):
+class _RowsBuilder(StridedBuilder):
     def __init__(self, name: str, kernel: RowKernel, machine: Machine) -> None:
         self.dtype = _widest(kernel)
         super().__init__(name, machine, row_buffers(kernel), row_sizes(kernel), self.dtype)

@@ -17,7 +17,7 @@ from ....graph.kernel.loop_builder import Operand
 from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Module
 from ..machine import Machine
-from .strided import Along, Size, Strided, View, argument_names, extent_sizes, view_sizes, widest_of
+from .strided import Along, Size, StridedBuilder, View, argument_names, extent_sizes, view_sizes, widest_of
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def build_scan(name: str, kernel: Scan, machine: Machine) -> Module:
     return b.module()
 
 
-class _ScanBuilder(Strided):
+class _ScanBuilder(StridedBuilder):
     def __init__(self, name: str, kernel: Scan, machine: Machine) -> None:
         buffers = {"y0": kernel.y.dtype, "x0": kernel.x.dtype}
         super().__init__(name, machine, buffers, scan_sizes(kernel), widest_of([kernel.x.dtype]))

@@ -20,7 +20,7 @@ from ....graph.kernel.loop_builder import Operand
 from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Module
 from ..machine import Machine
-from .strided import Size, Strided, argument_names
+from .strided import Size, StridedBuilder, argument_names
 
 # Up to so many are found by insertion.
 FEW = 64
@@ -83,7 +83,7 @@ def build_sort(name: str, kernel: Sort, machine: Machine) -> Module:
     return builder.b.module()
 
 
-class _SortBuilder(Strided):
+class _SortBuilder(StridedBuilder):
     def __init__(self, name: str, kernel: Sort, machine: Machine) -> None:
         self.key = key_dtype(kernel.dtype)
         buffers = {"y": kernel.dtype, "i": i64, "x": kernel.dtype, "scratch": i64}

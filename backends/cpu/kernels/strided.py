@@ -86,7 +86,7 @@ def joined(extents: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tu
     return tuple(kept), [tuple(column[index] for column in columns) for index in range(len(strides))]
 
 
-class Strided:
+class StridedBuilder:
     """What generators of kernels over strided tensors share: sizes by name, places, loads and stores in lanes."""
 
     def __init__(
