@@ -8,6 +8,7 @@ workers that are late, or that the system has no core for, only help less. A cal
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import threading
@@ -23,7 +24,6 @@ from .runtime_text import EPOCH, STEP_WORDS, runtime_text, state_words
 __all__ = ["STEP_WORDS", "Pool", "Runtime", "pool", "runtime", "stop_pools"]
 
 SPINS = 8000  # about 0.4 ms of waiting
-STOP_SECONDS = 2.0  # how long the end of a process waits for a program that runs
 
 
 class Runtime:
@@ -33,7 +33,7 @@ class Runtime:
         machine = machine_of_width(0)
         self._code = Code([object_code_of_text(runtime_text(machine.triple), machine)], machine)
         self.run = self._function("run", 3)
-        self.publish_and_lead = self._function("publish_and_lead", 6)
+        self.share = self._function("share", 6)
         self.work = self._function("work", 4, ctypes.c_int64)
         self.stop = self._function("stop", 1)
 
@@ -61,7 +61,6 @@ class Pool:
         self._asleep = [False] * threads
         for bell in self._bells:
             bell.acquire()
-        self._busy = threading.Lock()
         self._workers: list[threading.Thread] = []
         for index in range(1, threads):
             worker = threading.Thread(target=self._work, args=(index,), daemon=True, name=f"tilewright-{index}")
@@ -73,24 +72,24 @@ class Pool:
 
     def run(self, steps: int, count: int, bases: int) -> None:
         """Run the program at the address `steps`; alone if the pool is at work for somebody else."""
-        if self.threads == 1 or not self._busy.acquire(blocking=False):
+        if self.threads == 1:
             self._runtime.run(steps, count, bases)
             return
-        try:
-            # Who is woken finds the job when it looks; one that falls asleep just now misses it, and is woken for the
-            # next. The job is one native call, so that an interrupt comes before it or after it.
-            if True in self._asleep:
-                self._wake()
-            self._runtime.publish_and_lead(self._address, steps, count, bases, self.threads, self._spins)
-        finally:
-            self._busy.release()
+        # Who is woken finds the job when it looks; one that falls asleep just now misses it, and is woken for the
+        # next. Whether the pool is free is asked, and said again, in the one native call that does the job: an
+        # interrupt comes before it or after it, and leaves nothing held.
+        if True in self._asleep:
+            self._wake()
+        self._runtime.share(self._address, steps, count, bases, self.threads, self._spins)
 
     def _wake(self) -> None:
         for thread, asleep in enumerate(self._asleep):
             if asleep:
-                self._asleep[thread] = False
-                if self._bells[thread].locked():
-                    self._bells[thread].release()
+                self._ring(thread)
+
+    def _ring(self, thread: int) -> None:
+        with contextlib.suppress(RuntimeError):  # it was rung already
+            self._bells[thread].release()
 
     def _work(self, thread: int) -> None:
         seen = 0
@@ -106,11 +105,10 @@ class Pool:
             self._asleep[thread] = False
 
     def stop(self) -> None:
-        """Let the workers end, and wait for them. Waits for a program that is running, but not for long: an interrupt
-        may have come when the lock was just taken, so that nobody gives it back."""
-        self._busy.acquire(timeout=STOP_SECONDS)
+        """Let the workers end, and wait for them. One that works on a program ends when that is done."""
         self._runtime.stop(self._address)
-        self._wake()
+        for thread in range(self.threads):
+            self._ring(thread)
         for worker in self._workers:
             worker.join()
 

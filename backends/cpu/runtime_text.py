@@ -15,8 +15,8 @@ from __future__ import annotations
 STEP_WORDS = 4  # entry point, argument table, work units, parts
 
 # Words of the state: the job's number, the step, chunks done, the gate (job's number and workers inside), whether to
-# stop, the job, and from RANGES on a line for each part.
-EPOCH, CURRENT, DONE, GATE, STOP, JOB, RANGES, LINE = 0, 16, 32, 48, 64, 80, 96, 16
+# stop, whether somebody has a job, the job, and from RANGES on a line for each part.
+EPOCH, CURRENT, DONE, GATE, STOP, BUSY, JOB, RANGES, LINE = 0, 16, 32, 48, 64, 80, 96, 112, 16
 
 _CHUNKS = 8
 
@@ -34,8 +34,8 @@ def runtime_text(triple: str) -> str:
     else:
         declare, pause = "", "%nothing = add i64 0, 0"
     places = {
-        "current": CURRENT, "done": DONE, "gate": GATE, "stop": STOP, "job": JOB, "ranges": RANGES, "line": LINE,
-        "words": STEP_WORDS, "chunks": _CHUNKS,
+        "current": CURRENT, "done": DONE, "gate": GATE, "stop": STOP, "busy": BUSY, "job": JOB, "ranges": RANGES,
+        "line": LINE, "words": STEP_WORDS, "chunks": _CHUNKS,
     }  # fmt: skip
     text = _TEXT
     for name, number in places.items():
@@ -276,7 +276,7 @@ done:
 }
 
 ; Open a job to the workers.
-define void @tilewright_publish(ptr %state, ptr %steps, i64 %count, ptr %bases, i64 %threads, i64 %spins) {
+define internal void @publish(ptr %state, ptr %steps, i64 %count, ptr %bases, i64 %threads, i64 %spins) {
   %job = getelementptr i64, ptr %state, i64 $job$
   store ptr %steps, ptr %job
   %count_at = getelementptr i64, ptr %job, i64 1
@@ -300,7 +300,7 @@ define void @tilewright_publish(ptr %state, ptr %steps, i64 %count, ptr %bases, 
 }
 
 ; Take part in the job that was opened, and close it.
-define void @tilewright_lead(ptr %state) {
+define internal void @lead(ptr %state) {
 entry:
   call void @take_part(ptr %state, i64 0)
   %spins_at = getelementptr i64, ptr %state, i64 add (i64 $job$, i64 4)
@@ -320,16 +320,26 @@ done:
   ret void
 }
 
-define void @tilewright_publish_and_lead(ptr %state, ptr %steps, i64 %count, ptr %bases, i64 %threads, i64 %spins) {
-  call void @tilewright_publish(ptr %state, ptr %steps, i64 %count, ptr %bases, i64 %threads, i64 %spins)
-  call void @tilewright_lead(ptr %state)
+; A program by all threads, or by this one alone while somebody else has them.
+define void @tilewright_share(ptr %state, ptr %steps, i64 %count, ptr %bases, i64 %threads, i64 %spins) {
+entry:
+  %busy_at = getelementptr i64, ptr %state, i64 $busy$
+  %pair = cmpxchg ptr %busy_at, i64 0, i64 1 acq_rel acquire
+  %free = extractvalue { i64, i1 } %pair, 1
+  br i1 %free, label %together, label %alone
+together:
+  call void @publish(ptr %state, ptr %steps, i64 %count, ptr %bases, i64 %threads, i64 %spins)
+  call void @lead(ptr %state)
+  store atomic i64 0, ptr %busy_at release, align 8
+  ret void
+alone:
+  call void @tilewright_run(ptr %steps, i64 %count, ptr %bases)
   ret void
 }
 
 define void @tilewright_stop(ptr %state) {
   %stop_at = getelementptr i64, ptr %state, i64 $stop$
   store atomic i64 1, ptr %stop_at release, align 8
-  %old = atomicrmw add ptr %state, i64 1 acq_rel
   ret void
 }
 
@@ -342,9 +352,15 @@ entry:
 wait:
   %seen = phi i64 [ %known, %entry ], [ %seen, %pause ], [ %epoch, %late ], [ %epoch, %enter ]
   %turn = phi i64 [ 0, %entry ], [ %again, %pause ], [ 0, %late ], [ 0, %enter ]
+  %stop = load atomic i64, ptr %stop_at acquire, align 8
+  %stopped = icmp ne i64 %stop, 0
+  br i1 %stopped, label %quit, label %look
+quit:
+  ret i64 -1
+look:
   %epoch = load atomic i64, ptr %state acquire, align 8
   %same = icmp eq i64 %epoch, %seen
-  br i1 %same, label %idle, label %check
+  br i1 %same, label %idle, label %knock
 idle:
   %patient = icmp ult i64 %turn, %spins
   br i1 %patient, label %pause, label %tired
@@ -353,12 +369,6 @@ pause:
   br label %wait
 tired:
   ret i64 %seen
-check:
-  %stop = load atomic i64, ptr %stop_at acquire, align 8
-  %stopped = icmp ne i64 %stop, 0
-  br i1 %stopped, label %quit, label %knock
-quit:
-  ret i64 -1
 knock:
   %gate = load atomic i64, ptr %gate_at acquire, align 8
   %open_for = lshr i64 %gate, 16

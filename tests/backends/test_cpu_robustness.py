@@ -280,6 +280,7 @@ SCRIPT = """
 import os, signal, sys, threading, time
 import numpy as np, tilewright
 from tilewright.graph.dtypes import f32
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born ignoring it
 b = tilewright.Builder("m")
 b.output(b.exp(b.input("x", f32["n", 300]) @ np.zeros((300, 300), np.float32)), "y")
 executable = tilewright.compile(b.build(), target="cpu", threads=THREADS)

@@ -19,6 +19,7 @@ from tilewright.backends.cpu.jit import Code, compile_modules
 from tilewright.backends.cpu.kernels.elementwise import GRAIN, Map, MapOperand, build_map
 from tilewright.backends.cpu.memory_plan import ALIGNMENT, Lifetime, place
 from tilewright.backends.cpu.runtime import Pool, pool, stop_pools
+from tilewright.backends.cpu.runtime_text import BUSY, EPOCH
 from tilewright.graph.diagnostics import UsageError
 from tilewright.graph.dtypes import f32
 
@@ -77,9 +78,30 @@ def test_workers_that_fell_asleep_are_woken(code: Code) -> None:
 
 def test_a_caller_who_finds_the_pool_busy_runs_alone(code: Code) -> None:
     program, workers = counting(code), pool(2)
-    with workers._busy:
+    workers._state[BUSY] = 1
+    try:
+        job = int(workers._state[EPOCH])
         program.run(workers)
+        assert (int(workers._state[EPOCH]), int(workers._state[BUSY])) == (job, 1)  # nothing was shared or given back
+    finally:
+        workers._state[BUSY] = 0
     assert (program.x == 5).all()
+    program.run(workers)
+    assert (int(workers._state[EPOCH]), int(workers._state[BUSY])) == (job + 1, 0)
+    assert (program.x == 10).all()
+
+
+def test_a_pool_ends_in_whatever_its_workers_do(code: Code) -> None:
+    program = counting(code)
+    for pause in (0.0, 0.0002, 0.05):  # they spin, fall asleep, sleep
+        workers = Pool(3)
+        program.run(workers)
+        time.sleep(pause)
+        workers.stop()
+        assert not any(worker.is_alive() for worker in workers._workers)
+        program.x[:] = 0
+        program.run(workers)  # alone
+        assert (program.x == 5).all()
 
 
 @dataclass
