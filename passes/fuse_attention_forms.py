@@ -148,8 +148,8 @@ def choose_operands(scores: Scores, inference: InferenceContext, flat: bool = Fa
     widened = shape_of(scores.softmax.results[0])
     if not scores.reshaped and (widened is None or len(widened) != rank):
         return near("the mask may widen the scores", *(term.op for term in scores.terms))
-    # To repeat keys and values takes operations, which are fewer than those that Attention saves.
-    broadcast = flat and rank == 4 and _has_batch_of_query(scores, shapes, inference)
+    # To repeat keys and values takes operations, fewer than Attention saves; its parts do without.
+    broadcast = rank == 4 and _has_batch_of_query(scores, shapes, inference)
     objection = _product_objection(scores, 1 if broadcast else 0, *shapes)
     if objection is not None:
         return objection

@@ -114,8 +114,11 @@ class AttentionParts:
         return bool(used) or op.input(6) is not None or any(size != -1 for size in windows)
 
     def _operand(self, index: int) -> Value:
+        """An operand; keys and values that are repeated for each of the batch are left to the products to broadcast."""
         value = self.op.input(index)
         assert value is not None
+        if index in (1, 2) and self.op.input(4) is None and len(self.op.results) == 1:
+            return _before_batch(value)
         return value
 
     def _one_head(self, heads: Heads, scale: float) -> Value | None:
@@ -284,6 +287,19 @@ class AttentionParts:
         none = b.equal(b.reduce_max(bias, [-1], keepdims=1), b.const(np.asarray(-np.inf, dtype.numpy)))
         result: Value = b.where(none, b.const(np.zeros((), dtype.numpy)), weights)
         return result
+
+
+def _before_batch(value: Value) -> Value:
+    """What an Expand gave nothing but its first dim; `value` itself if it was not made so."""
+    producer = value.producer
+    if producer is None or producer.name != "expand":
+        return value
+    inner = producer.input(0)
+    before, after = shape_of_value(inner), shape_of_value(value)
+    if inner is None or before is None or after is None or len(before) != len(after):
+        return value
+    same = all(prove_equal(a, b) is True for a, b in zip(before[1:], after[1:], strict=True))
+    return inner if same else value
 
 
 def _without_heads(mask: Value, context: InferenceContext) -> Value | None:

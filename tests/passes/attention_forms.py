@@ -356,6 +356,13 @@ def multi_query_by_broadcast(b: Any) -> None:
     _grouped(b, 1, lambda b, x, repeats: x)
 
 
+@form(kv_heads=4)
+def keys_for_all_of_the_batch(b: Any) -> None:
+    """The product itself repeats the keys and values of the one batch."""
+    q, k, v = b.input("q", f32[B, H, S, D]), b.input("k", f32[1, H, T, D]), b.input("v", f32[1, H, T, D])
+    b.output(b.softmax(b.mul(q @ transposed(b, k), 0.25)) @ v, "y")
+
+
 @form(kv_heads=1)
 def multi_query_by_expand(b: Any) -> None:
     _grouped(b, 1, lambda b, x, repeats: b.expand(x, [B, repeats, T, D]))

@@ -114,8 +114,9 @@ def mask_of_rank_five(b):
 
 
 @refusal("not shown to be equal")
-def batches_are_broadcast(b):
-    q, k, v = b.input("q", f32[3, H, S, D]), b.input("k", f32[1, H, T, D]), b.input("v", f32[1, H, T, D])
+def queries_are_broadcast(b):
+    """The result has more batches than the queries."""
+    q, k, v = b.input("q", f32[1, H, S, D]), b.input("k", f32[3, H, T, D]), b.input("v", f32[3, H, T, D])
     b.output(b.softmax(scores_of(b, q, k)) @ v, "y")
 
 
