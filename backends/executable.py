@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,11 @@ import numpy as np
 from ..graph.diagnostics import Diagnostic, ExecutionError, UsageError, require
 from ..graph.evaluation import describe
 from ..graph.module import Module
+from .bound_outputs import check_bound, places, write_results
 from .signature import Port, Signature
+
+# Counters are added to under this lock.
+_counting = threading.Lock()
 
 
 class ModelWarning(UserWarning):
@@ -31,6 +36,7 @@ class Executable(ABC):
     def __init__(self, module: Module) -> None:
         self.module = module
         self.signature = Signature(module.main)
+        self._copies = {"inputs": 0, "outputs": 0}
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -39,6 +45,11 @@ class Executable(ABC):
     @property
     def outputs(self) -> tuple[Port, ...]:
         return self.signature.outputs
+
+    @property
+    def copies(self) -> dict[str, int]:
+        """How many arrays of callers had to be copied so far: `inputs`, and `outputs` that `run_into` was given."""
+        return {**self._copies, "inputs": self._copies["inputs"] + self.signature.copied}
 
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> dict[str, Any]:
         """Run the model on `{input name: array}` and return `{output name: array}`.
@@ -50,17 +61,53 @@ class Executable(ABC):
         if type(feeds) is not dict:  # the usual case, for which nothing need be looked up
             require("feeds", feeds, Mapping, "a dict of arrays by input name")
         chosen = self.signature.choose(outputs)
+        results = self._results(feeds, chosen)
+        ports = self.signature.outputs
+        return {ports[index].name: result for index, result in zip(chosen, results, strict=True)}
+
+    def run_into(self, feeds: Mapping[str, Any], outputs: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
+        """Run the model and write its results into `{output name: array}`; None stands for a fresh array.
+
+        Returns the same names with their arrays; only what they need is computed. An array must have the dtype of its
+        output and the shape of the result, be writeable and share no memory with another one. The cpu target computes
+        where the array is, if that is row-major and apart from all inputs; into any other array, and with the
+        reference target, the result is copied, which `report()["copies"]` counts.
+
+        Raises what `run` does, UsageError for an array that cannot be written into, and ExecutionError for one of
+        another dtype or shape. After an error from the run itself the elements of the arrays are unspecified.
+        """
+        require("feeds", feeds, Mapping, "a dict of arrays by input name")
+        require("outputs", outputs, Mapping, "a dict of arrays by output name")
+        chosen = self.signature.choose(list(outputs))
+        bound = {
+            self.outputs[index]: array for index, array in zip(chosen, outputs.values(), strict=True)
+            if array is not None
+        }  # fmt: skip
+        check_bound(bound)
+        results = dict(zip(outputs, self._results(feeds, chosen, list(outputs.values())), strict=True))
+        copied = write_results(bound, [results[port.name] for port in bound])
+        if copied:
+            self._count_copies("outputs", copied)
+        return {name: results[name] if array is None else array for name, array in outputs.items()}
+
+    def _results(
+        self, feeds: Mapping[str, Any], chosen: Sequence[int], bound: Sequence[np.ndarray | None] = ()
+    ) -> list[Any]:
+        """The outputs at the positions `chosen`; those that can be are made in the arrays `bound`."""
         arguments, dims = self.signature.bind(feeds)
         try:
-            results, findings = self._execute(arguments, dims, chosen)
+            results, findings = self._execute(arguments, dims, chosen, places(bound, arguments) if bound else ())
         except ExecutionError as error:  # it names a node, far from what was given
             given = ", ".join(f"{name} {describe(value)}" for name, value in feeds.items())
             error.with_note(f"the model was given {given or 'no inputs'}")
             raise
         for finding in findings:
-            warnings.warn(finding.render(), ModelWarning, stacklevel=2)
-        ports = self.signature.outputs
-        return {ports[index].name: result for index, result in zip(chosen, results, strict=True)}
+            warnings.warn(finding.render(), ModelWarning, stacklevel=3)
+        return results
+
+    def _count_copies(self, what: str, count: int = 1) -> None:
+        with _counting:
+            self._copies[what] += count
 
     def __call__(self, *arrays: Any) -> Any:
         """Run the model on its inputs in order; one output comes back as it is, several as a tuple."""
@@ -71,15 +118,20 @@ class Executable(ABC):
 
     @abstractmethod
     def report(self) -> dict[str, Any]:
-        """Facts about what was compiled: `target`, and what the target has to say of itself."""
+        """Facts about what was compiled: `target`, `copies`, and what the target has to say of itself."""
 
     @abstractmethod
     def _execute(
-        self, arguments: Sequence[Any], dims: Mapping[Any, int], outputs: Sequence[int]
+        self,
+        arguments: Sequence[Any],
+        dims: Mapping[Any, int],
+        outputs: Sequence[int],
+        places: Sequence[np.ndarray | None] = (),
     ) -> tuple[list[Any], Sequence[Diagnostic]]:
         """The outputs at these positions for checked arguments, and what is to be warned of.
 
-        `dims` gives the sizes of the symbolic dims of the inputs.
+        `dims` gives the sizes of the symbolic dims of the inputs. `places` has, if anything, a row-major array or None
+        for each output; one that has the result's shape may be filled and returned as the output.
         """
 
     def __reduce__(self) -> Any:

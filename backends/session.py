@@ -18,6 +18,7 @@ from ..graph.dtypes import DType
 from ..graph.module import Module
 from ..graph.types import TensorType, Type
 from .executable import Executable
+from .io_binding import IOBinding
 from .signature import Port
 from .target import compile_module
 
@@ -93,6 +94,16 @@ class InferenceSession:
         self._warn()
         results = self._executable.run(input_feed, output_names)
         return [results[name] for name in (results if output_names is None else output_names)]
+
+    def io_binding(self) -> IOBinding:
+        """Inputs and outputs to bind, once for many runs."""
+        return IOBinding(self._executable)
+
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
+        """Run the model on what is bound. Raises as `run` does, UsageError for memory that no output fits in."""
+        self._note_changed("run_options", run_options, set())
+        self._warn()
+        iobinding.run()
 
     # ---- describing ----------------------------------------------------------------------------------------------
 

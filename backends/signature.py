@@ -16,6 +16,9 @@ from ..graph.evaluation import describe
 from ..graph.module import Function
 from ..graph.types import TensorType, Type
 
+# So many shapes of inputs are remembered to fit.
+_MOST_FITTING = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Port:
@@ -43,16 +46,31 @@ class Signature:
         )
         self._defaults = [function.defaults.get(argument) for argument in function.inputs]
         self._plain = _plain(self.inputs)
+        # Shapes of all inputs that were found to fit, and the sizes that they give to symbolic dims.
+        self._fitting: dict[tuple[tuple[int, ...], ...], dict[Dim, int]] = {}
+        self.copied = 0  # arrays that were given in another byte order
 
-    def bind(self, feeds: Mapping[str, Any]) -> tuple[list[Any], dict[Dim, int]]:
+    def bind(self, feeds: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[Dim, int]]:
         """The value of each input in order, and the sizes that the inputs give to symbolic dims.
 
         Raises ExecutionError naming every input that is missing, unknown, or of another type than declared, and dims
         that the model says are equal but are not.
         """
-        plain = self._bind_plain(feeds)
-        if plain is not None:
-            return plain, {}
+        plain = self._plain_values(feeds)
+        shapes = None if plain is None else tuple([array.shape for array in plain])
+        if shapes is not None:
+            known = self._fitting.get(shapes)
+            if known is not None:
+                assert plain is not None
+                return plain, known
+        values, sizes = self._bind_with_care(feeds)
+        if shapes is not None:
+            if len(self._fitting) >= _MOST_FITTING:
+                self._fitting.clear()
+            self._fitting[shapes] = sizes
+        return values, sizes
+
+    def _bind_with_care(self, feeds: Mapping[str, Any]) -> tuple[list[Any], dict[Dim, int]]:
         log = DiagnosticLog()
         known = {port.name for port in self.inputs}
         for name in feeds:
@@ -75,19 +93,23 @@ class Signature:
         log.raise_errors(ExecutionError)
         dims.check_expressions()
         log.raise_errors(ExecutionError)
+        for port, value in zip(self.inputs, values, strict=True):
+            given = feeds.get(port.name)
+            if isinstance(given, np.ndarray) and given.size and not np.may_share_memory(given, value):
+                self.copied += 1
         return values, dims.sizes
 
-    def _bind_plain(self, feeds: Mapping[str, Any]) -> list[Any] | None:
-        """The inputs in order if nothing has to be said of them: arrays of just the sizes and dtypes declared.
+    def _plain_values(self, feeds: Mapping[str, Any]) -> list[np.ndarray] | None:
+        """The inputs in order if they are arrays of just the dtypes and all that the model has.
 
         Small models spend more time on checks than on computing, so this looks at no more than it must.
         """
         if self._plain is None or len(feeds) != len(self._plain):
             return None
         values = []
-        for name, dtype, shape in self._plain:
+        for name, dtype in self._plain:
             value = feeds.get(name)
-            if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
+            if type(value) is not np.ndarray or (value.dtype is not dtype and value.dtype != dtype):
                 return None
             values.append(value)
         return values
@@ -107,14 +129,13 @@ class Signature:
         return [positions[name] for name in names]
 
 
-def _plain(ports: Sequence[Port]) -> list[tuple[str, np.dtype, tuple[int, ...]]] | None:
-    """Name, dtype and shape of each input; None if one is no tensor, or not of one size."""
+def _plain(ports: Sequence[Port]) -> list[tuple[str, np.dtype]] | None:
+    """Name and dtype of each input; None if one is no tensor of numbers."""
     found = []
     for port in ports:
-        if not isinstance(port.type, TensorType) or not port.type.is_static or port.type.dtype is dtypes.string:
+        if not isinstance(port.type, TensorType) or port.type.dtype is dtypes.string:
             return None
-        assert port.type.static_shape is not None
-        found.append((port.name, port.type.dtype.numpy, port.type.static_shape))
+        found.append((port.name, port.type.dtype.numpy))
     return found
 
 

@@ -39,6 +39,8 @@ THREADS_VARIABLE = "TILEWRIGHT_THREADS"
 # From what was imported to kernels.
 PIPELINE = "O2,expand-legacy,lower-to-kernels,fuse-kernels,dce"
 
+_NO_ARRAYS: Mapping[Any, np.ndarray] = {}
+
 
 class CpuExecutable(Executable):
     """A module run by generated kernels. `run` may be called by many threads at once."""
@@ -106,29 +108,55 @@ class CpuExecutable(Executable):
         return found
 
     def _execute(
-        self, arguments: Sequence[Any], dims: Mapping[Any, int], outputs: Sequence[int]
+        self,
+        arguments: Sequence[Any],
+        dims: Mapping[Any, int],
+        outputs: Sequence[int],
+        places: Sequence[np.ndarray | None] = (),
     ) -> tuple[list[Any], Sequence[Diagnostic]]:
         if self._direct is not None:
-            return self._execute_directly(self._direct, arguments, outputs), ()
-        values: dict[Value, Any] = dict(zip(self._block.arguments, arguments, strict=True))
-        self._run(self._block, values)
-        returned = [_fetch(values, self._block.returned[index]) for index in outputs]
-        return [owned(result, arguments) for result in returned], ()
+            return self._execute_directly(self._direct, arguments, outputs, places), ()
+        values: dict[Value, Any] = {
+            argument: self._row_major(given) if isinstance(given, np.ndarray) else given
+            for argument, given in zip(self._block.arguments, arguments, strict=True)
+        }
+        wanted = [self._block.returned[index] for index in outputs]
+        bound = {value: place for value, place in zip(wanted, places, strict=False) if place is not None}
+        self._run(self._block, values, bound)
+        results: list[Any] = []
+        for value in wanted:
+            result = _fetch(values, value)
+            is_bound = bound.pop(value, None) is result
+            results.append(result if is_bound else owned(result, [*arguments, *results]))
+        return results, ()
 
-    def _execute_directly(self, direct: _Direct, arguments: Sequence[Any], outputs: Sequence[int]) -> list[Any]:
+    def _execute_directly(
+        self, direct: _Direct, arguments: Sequence[Any], outputs: Sequence[int], places: Sequence[np.ndarray | None]
+    ) -> list[Any]:
         """Run the only segment, whose outputs are the model's: what small models have no time to look up."""
-        arrays = [np.asarray(arguments[position], order="C") for position in direct.inputs]
+        arrays = [self._row_major(arguments[position]) for position in direct.inputs]
         shapes = tuple([array.shape for array in arrays])
         last = self._last
         if last is None or last[0] != shapes:
             self._last = last = shapes, self._program(direct.segment, shapes, ())
         program = last[1]
-        results = program.run(pool(self.threads) if program.parallel and self.threads > 1 else None, arrays)
+        bound = {direct.outputs[index]: place for index, place in zip(outputs, places, strict=False)}
+        results = program.run(pool(self.threads) if program.parallel and self.threads > 1 else None, arrays, bound)
         returned = [results[direct.outputs[index]] for index in outputs]
         return [owned(result, arguments) for result in returned] if program.known else returned
 
-    def _run(self, block: Block, values: dict[Value, Any]) -> None:
-        """Run the steps of a block; `values` holds its arguments and what it captures, and receives what it makes."""
+    def _row_major(self, given: Any) -> np.ndarray:
+        """`given` as kernels read it; counted if that takes a copy."""
+        array = np.asarray(given, order="C")
+        if array is not given:
+            self._count_copies("inputs")
+        return array
+
+    def _run(self, block: Block, values: dict[Value, Any], bound: Mapping[Value, np.ndarray] = _NO_ARRAYS) -> None:
+        """Run the steps of a block; `values` holds its arguments and what it captures, and receives what it makes.
+
+        Results of segments that are `bound` to an array of their shape are made there.
+        """
         workers = pool(self.threads) if self.threads > 1 else None
         for step in self._steps[block]:
             if isinstance(step, Operation):
@@ -137,7 +165,8 @@ class CpuExecutable(Executable):
             arrays = [np.asarray(_fetch(values, value), order="C") for value in step.inputs]
             known = [np.asarray(_fetch(values, value)) for value in step.known]
             program = self._program(step, tuple(array.shape for array in arrays), known)
-            values.update(zip(step.outputs, program.run(workers, arrays), strict=True))
+            places = {i: bound[value] for i, value in enumerate(step.outputs) if value in bound} if bound else {}
+            values.update(zip(step.outputs, program.run(workers, arrays, places), strict=True))
 
     def _operation(self, op: Operation, values: dict[Value, Any]) -> list[Any]:
         """The results of a host step, or of control flow, whose blocks run as the main one does."""
@@ -189,7 +218,8 @@ class CpuExecutable(Executable):
         `kernels` (name and how often the plans so far call it), `compiled` and `loaded` (kernels made here, and found
         on disk), `host_steps` (operator and place of each operation that runs through the reference implementation; one
         whose kernels depend on elements such as axes is listed until it has run by kernels only),
-        `segments`, `arena_bytes` of the largest plan, `threads`, and `candidates` among which the tuner chose.
+        `segments`, `arena_bytes` of the largest plan, `threads`, `candidates` among which the tuner chose, and `copies`
+        of inputs that were not row-major, and of outputs that `run_into` could not make where they were wanted.
         """
         programs = list(self._programs.values())
         calls = Counter(call.kernel.name for program in programs for call in program.calls)
@@ -201,6 +231,7 @@ class CpuExecutable(Executable):
         ]  # fmt: skip
         return {
             "target": self.target,
+            "copies": self.copies,
             "threads": self.threads,
             "vector_bits": self._shared.library.machine.vector_bits,
             "segments": sum(isinstance(step, Segment) for step in steps),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -179,10 +179,15 @@ class Program:
         self._steps = np.array([entries, tables, units, parts], np.int64).T.reshape(-1, STEP_WORDS).copy()
         self._job = address_of(self._steps), len(entries)
 
-    def run(self, pool: Pool | None, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The outputs for contiguous input arrays; those that were not known before are fresh arrays."""
+    def run(
+        self, pool: Pool | None, arrays: Sequence[np.ndarray], places: Mapping[int, np.ndarray | None] | None = None
+    ) -> list[np.ndarray]:
+        """The outputs for contiguous input arrays; those that were not known before are fresh arrays.
+
+        An output is made in its array of `places`, if that is not None and has the right shape.
+        """
         try:
-            made = [np.empty(shape, dtype) for shape, dtype in self.outputs]
+            made = self._empty(places) if places else [np.empty(shape, dtype) for shape, dtype in self.outputs]
             if self.calls:
                 self._call(pool, [*arrays, *made])
         except MemoryError as error:
@@ -192,6 +197,15 @@ class Program:
         fresh = iter(made)
         count = len(made) + len(self.known)
         return [self.known[index] if index in self.known else next(fresh) for index in range(count)]
+
+    def _empty(self, places: Mapping[int, np.ndarray | None]) -> list[np.ndarray]:
+        """The arrays that outputs are made in."""
+        indices = [index for index in range(len(self.outputs) + len(self.known)) if index not in self.known]
+        made = []
+        for index, (shape, dtype) in zip(indices, self.outputs, strict=True):
+            place = places.get(index)
+            made.append(np.empty(shape, dtype) if place is None or place.shape != shape else place)
+        return made
 
     def _call(self, pool: Pool | None, arrays: list[np.ndarray]) -> None:
         """Run the steps on inputs and outputs. Arenas are used again: fresh memory would have to be cleared first."""

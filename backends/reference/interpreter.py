@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ...graph.clone import clone_module
 from ...graph.core import Value
 from ...graph.diagnostics import Diagnostic, UsageError
@@ -38,7 +40,11 @@ class ReferenceExecutable(Executable):
         self._plans: Plans = {}
 
     def _execute(
-        self, arguments: Sequence[Any], dims: Mapping[Any, int], outputs: Sequence[int]
+        self,
+        arguments: Sequence[Any],
+        dims: Mapping[Any, int],
+        outputs: Sequence[int],
+        places: Sequence[np.ndarray | None] = (),
     ) -> tuple[list[Any], Sequence[Diagnostic]]:
         main = self.module.main
         wanted: list[Value] = [main.outputs[index] for index in outputs]
@@ -54,6 +60,7 @@ class ReferenceExecutable(Executable):
         operators = Counter(op.name for op in self.module.walk() if not op.is_terminator and op.name != "const")
         return {
             "target": self.target,
+            "copies": self.copies,
             "operations": operators.total(),
             "operators": dict(sorted(operators.items())),
         }
