@@ -115,15 +115,17 @@ class StandardAttention:
         if dtype not in _WIDE:
             return None
         b = self.b
-        low = _number(b, lowest(dtype.numpy) / 2, dtype)
-        most = b.reduce_max(mask, [-1], keepdims=1)
-        hidden = b.less_or_equal(most, low)
+        half = lowest(dtype.numpy) / 2
         if self.op.attr("masking") == "nan-to-zero":
-            moved = b.mul(mask, _number(b, 0.5, dtype))
-        else:
-            moved = b.add(b.sub(mask, most), low)
-        result: Value = b.where(hidden, moved, mask)
-        return result
+            # Rows of -inf give zeros as they are; the lowest number only has to be another one, which absorbs, too.
+            step = float(np.spacing(np.ones((), dtype.numpy)))
+            result: Value = b.mul(mask, _number(b, 1 - step, dtype))
+            return result
+        most = b.reduce_max(mask, [-1], keepdims=1)
+        if dtype is dtypes.f32:
+            # What the greatest is below half the lowest number, so that this becomes the greatest; else 0.
+            return b.sub(mask, b.create("shrink", [most], {"lambd": -half, "bias": -half}).result)
+        return b.add(mask, b.relu(b.sub(_number(b, half, dtype), most)))
 
     def _expanded(self, mask: Value) -> Value:
         """The mask with all queries and keys."""
