@@ -35,6 +35,7 @@ def optimize(
     opset: int | None = None,
     target: str = "onnx",
     *,
+    functions: bool = False,
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     inputs: str | Sequence[str] = (),
@@ -54,6 +55,8 @@ def optimize(
         opset: version of the default domain under which the module will be written (default: its own).
         target: "onnx" for standard operators only, "onnxruntime" to use those of com.microsoft, too; give the same
             target to `save`.
+        functions: use all fused operators there are, for those that the target lacks become functions of the model,
+            whose bodies are standard operators; give it to `save`, too.
         dims, shapes: sizes for dims by name, shapes for inputs by name; the result takes no other sizes.
         inputs, outputs: names of tensors between which to keep the model; the rest is dropped.
         trace: records every rewrite, see `passes.trace`.
@@ -78,7 +81,7 @@ def optimize(
     require("opset", opset, (int, NoneType), "the version of an opset")
     given = None if passes is None else pipeline_text(passes)
     opened = open_model(model, log)
-    writer = _Writer(target)
+    writer = _Writer(target, functions)
     first = interface_passes(dims, shapes, inputs, outputs)
     size = stored_bytes(opened) if original_bytes is None else original_bytes
 
@@ -104,30 +107,31 @@ def optimize(
 
     if given is not None:
         return writer.counted(attempt(given, True, log))
-    name = preset(level, target)
+    name = preset(level, target, functions)
     attempts = [
         Attempt(partial(attempt, name, True)),
         Attempt(partial(attempt, name, False), "rewrites that add bytes to save operations were left out"),
         Attempt(partial(attempt, preset(min(level, 1), target), False), "only bit-exact rewrites were made"),
         Attempt(partial(attempt, "", False), "it was left as it is"),
     ]
-    limit = partial(_most_bytes, size, ",".join(first), opset, target)
+    limit = partial(_most_bytes, size, ",".join(first), opset, writer)
     report, found = first_that_fits(opened.module, attempts, writer, limit, size)
     log.diagnostics += found.diagnostics
     report.pipeline.diagnostics = log.diagnostics[:]
     # Without a new operator or opset, which is when the writer was not asked, every operation is written as one node.
-    return report if writer.operators is None and opset is None else writer.counted(report)
+    as_it_is = writer.operators is None and opset is None and not functions
+    return report if as_it_is else writer.counted(report)
 
 
 class _Writer:
     """Asks the writer about modules as files. `operators` are the nodes that it would write of the last of them."""
 
-    def __init__(self, target: str) -> None:
-        self.target = target
+    def __init__(self, target: str, functions: bool = False) -> None:
+        self.target, self.functions = target, functions
         self.operators: Counter[str] | None = None
 
     def __call__(self, module: Module) -> int:
-        """What a module takes as a file, less what operators of ONNX Runtime may add.
+        """What a module takes as a file, less what operators of ONNX Runtime, or functions in their place, may add.
 
         0 if it cannot be written, of which whoever saves it will hear.
         """
@@ -136,10 +140,12 @@ class _Writer:
 
         self.operators = None
         try:
-            contents = written_contents(module, target=self.target)
+            contents = written_contents(module, target="onnxruntime" if self.functions else self.target)
+            self.operators = contents.operators
+            if self.functions:
+                self.operators = written_contents(module, target=self.target, functions=True).operators
         except ExportError:
             return 0
-        self.operators = contents.operators
         own = sum(count for name, count in contents.operators.items() if name.startswith("com.microsoft::"))
         return contents.nbytes - own * RUNTIME_OPERATOR_BYTES
 
@@ -152,19 +158,19 @@ class _Writer:
         return report
 
 
-def _most_bytes(known: int, passes: str, opset: int | None, target: str, original: Module) -> int:
+def _most_bytes(known: int, passes: str, opset: int | None, writer: _Writer, original: Module) -> int:
     """What the result of optimizing may take: the size of the original's file, or more if `passes` and `opset`, which
     the user asked for, take more on their own."""
     from .passes.manager import PassManager
 
     if not known:
-        known = _Writer(target)(original)
+        known = _Writer(writer.target)(original)
         if not passes and opset is None:
             return known
     PassManager.parse(passes).run(original)
     if opset is not None:
         original.opsets[""] = opset
-    return max(known, _Writer(target)(original))
+    return max(known, _Writer(writer.target)(original))
 
 
 def interface_passes(

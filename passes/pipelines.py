@@ -51,9 +51,13 @@ PRESETS: dict[str, str] = {
 }
 
 
-def preset(level: int, target: str = "onnx") -> str:
-    """The name of the preset that `optimize` runs at a level for a target."""
-    return f"O{level}" if target == "onnx" else f"O{level}-{target}"
+def preset(level: int, target: str = "onnx", functions: bool = False) -> str:
+    """The name of the preset that `optimize` runs at a level for a target.
+
+    With `functions`, those of ONNX Runtime are used for any target, as they become functions of the model.
+    """
+    named = "onnxruntime" if functions else target
+    return f"O{level}" if named == "onnx" else f"O{level}-{named}"
 
 
 # The least exact kind of rewrite that a level permits.

@@ -219,6 +219,11 @@ def carry_out(request: Request) -> Outcome:
     return outcome
 
 
+def makes_functions(request: Request) -> bool:
+    """Whether operators of any target may be used; with --keep-fused they would be written as they are."""
+    return request.functions and not request.keep_fused
+
+
 def rewrite(request: Request, original: Model, log: DiagnosticLog, progress: Progress) -> OptimizeReport:
     """Run the passes on the module of `original`."""
     from tilewright.passes.instruments import Instrument, PrintIR
@@ -234,6 +239,7 @@ def rewrite(request: Request, original: Model, log: DiagnosticLog, progress: Pro
         request.passes,
         request.opset,
         request.target,
+        functions=makes_functions(request),
         dims=request.dims,
         shapes=request.shapes,
         inputs=request.inputs,
@@ -297,7 +303,9 @@ def find_culprit(request: Request, parity: ParityReport) -> BisectResult | None:
     context = PassContext()
     if request.passes is None:
         context.exactness = EXACTNESS[request.level]
-    pipeline = preset(request.level, request.target) if request.passes is None else request.passes
+    pipeline = request.passes
+    if pipeline is None:
+        pipeline = preset(request.level, request.target, makes_functions(request))
 
     def evaluate(candidate: Any, feeds: Any) -> dict[str, Any]:
         return tilewright.compile(candidate).run(feeds)

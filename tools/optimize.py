@@ -18,7 +18,7 @@ import click
     help="Who is to read the result; `onnxruntime` uses com.microsoft operators.",
 )  # fmt: skip
 @click.option("--keep-fused", is_flag=True, help="Write fused operators as they are wherever the opset has them.")
-@click.option("--functions", is_flag=True, help="Write fused operators that the opset lacks as functions of the model.")
+@click.option("--functions", is_flag=True, help="Fuse all that has a name; what the opset lacks becomes a function.")
 @click.option("--remarks", is_flag=True, help="List fusions made, near misses, and what was written as its parts.")
 @click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Give a symbolic dim a size: batch=1.")
 @click.option(

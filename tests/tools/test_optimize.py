@@ -400,3 +400,23 @@ def test_the_target_onnxruntime(command: Callable[..., Any], tmp_path: Path) -> 
     assert done.code == 0, done.err
     assert json.loads(done.out)["operators"]["com.microsoft::BiasGelu"] == {"before": 0, "after": 1}
     assert [node.domain for node in onnx.load(out).graph.node] == ["com.microsoft"]
+
+
+def test_functions_for_what_only_one_runtime_has(command: Callable[..., Any], tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    b = Builder(opset=23)
+    x = b.input("x", f32["n", 8])
+    sum_of_both = b.add(x, b.gelu(b.add(x, np.ones(8, np.float32))))
+    b.output(b.layer_normalization(sum_of_both, np.ones(8, np.float32), np.zeros(8, np.float32)), "y")
+    tilewright.save(b.build(), tmp_path / "in.onnx")
+    done = command("optimize", tmp_path / "in.onnx", "-o", out, "--functions", "--require-parity")
+    assert done.code == 0, done.err
+    proto = onnx.load(out)
+    assert [(node.domain, node.op_type) for node in proto.graph.node] == [
+        ("tilewright", "BiasGelu"),
+        ("tilewright", "SkipLayerNormalization"),
+    ]
+    assert {node.domain for function in proto.functions for node in function.node} == {""}
+    done = command("optimize", tmp_path / "in.onnx", "-o", out, "--functions", "--keep-fused")
+    assert done.code == 0, done.err
+    assert {node.domain for node in onnx.load(out).graph.node} == {""}
