@@ -49,6 +49,7 @@ COMMANDS = {
     "machine": CommandEntry("machine:machine", "What kernels are made for on this machine."),
     "optimize": CommandEntry("optimize:optimize", "Write a smaller, cleaner model and check that it agrees."),
     "parity": CommandEntry("parity:parity", "Check that a model, or two models, compute the same."),
+    "profile": CommandEntry("profile_model:profile", "Where the time of a run goes, kernel by kernel."),
     "run": CommandEntry("run:run", "Run a model on given or random inputs."),
     "train": CommandEntry("train:train", "Train a model on arrays, or write its training step as a file."),
 }

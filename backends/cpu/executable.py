@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -34,6 +35,9 @@ from .specialize import Specializations
 from .templates import Templates
 from .tuner import Tuner, checked
 
+if TYPE_CHECKING:
+    from .profile import Recorder, Timed
+
 THREADS_VARIABLE = "TILEWRIGHT_THREADS"
 
 # From what was imported to kernels.
@@ -46,6 +50,7 @@ class CpuExecutable(Executable):
     """A module run by generated kernels. `run` may be called by many threads at once."""
 
     target: ClassVar[str] = "cpu"
+    _recorder: Recorder | None = None
 
     def __init__(
         self, module: Module, threads: int | None = None, shared: Shared | None = None, tune: str = "off"
@@ -141,7 +146,8 @@ class CpuExecutable(Executable):
             self._last = last = shapes, self._program(direct.segment, shapes, ())
         program = last[1]
         bound = {direct.outputs[index]: place for index, place in zip(outputs, places, strict=False)}
-        results = program.run(pool(self.threads) if program.parallel and self.threads > 1 else None, arrays, bound)
+        workers = pool(self.threads) if program.parallel and self.threads > 1 else None
+        results = program.run(workers, arrays, bound, self._recorder)
         returned = [results[direct.outputs[index]] for index in outputs]
         return [owned(result, arguments) for result in returned] if program.known else returned
 
@@ -160,13 +166,16 @@ class CpuExecutable(Executable):
         workers = pool(self.threads) if self.threads > 1 else None
         for step in self._steps[block]:
             if isinstance(step, Operation):
+                started = time.perf_counter()
                 values.update(zip(step.results, self._operation(step, values), strict=True))
+                if self._recorder is not None and not is_control_flow(step):
+                    self._recorder.add((id(step), 0), step, time.perf_counter() - started)
                 continue
             arrays = [np.asarray(_fetch(values, value), order="C") for value in step.inputs]
             known = [np.asarray(_fetch(values, value)) for value in step.known]
             program = self._program(step, tuple(array.shape for array in arrays), known)
             places = {i: bound[value] for i, value in enumerate(step.outputs) if value in bound} if bound else {}
-            values.update(zip(step.outputs, program.run(workers, arrays, places), strict=True))
+            values.update(zip(step.outputs, program.run(workers, arrays, places, self._recorder), strict=True))
 
     def _operation(self, op: Operation, values: dict[Value, Any]) -> list[Any]:
         """The results of a host step, or of control flow, whose blocks run as the main one does."""
@@ -208,6 +217,20 @@ class CpuExecutable(Executable):
                 twin._program(theirs[segment], shapes, ())
         shared.library.finish()
         write_bundle(path, self.module, store)
+
+    def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> list[Timed]:
+        """Where the time of a run goes: its kernel calls and host steps in order, each with the median of `runs` runs.
+
+        Each is timed by itself, which costs a microsecond, so that the sum is more than a whole run takes.
+        """
+        from .profile import Recorder
+
+        self.run(feeds)  # plans and compiles
+        twin = object.__new__(type(self))  # so that the runs of other threads are what they were
+        twin.__dict__.update(self.__dict__, _recorder=(recorder := Recorder()))
+        for _ in range(runs):
+            twin.run(feeds)
+        return recorder.rows()
 
     def _segments(self) -> list[Segment]:
         return [step for steps in self._steps.values() for step in steps if isinstance(step, Segment)]

@@ -89,13 +89,18 @@ Argument = Buffer | int
 
 @dataclass
 class Call:
-    """One kernel call of a plan: a buffer or a number for each argument, and how the work is shared out."""
+    """One kernel call of a plan: a buffer or a number for each argument, and how the work is shared out.
+
+    It is a part of what `op` needs, and takes about so many `operations`.
+    """
 
     kernel: Kernel
     arguments: Sequence[Argument]
     units: int
     parts: int
     scratch: int = 0
+    op: Operation | None = None
+    operations: Any = 0.0  # a traced number, if sizes vary
 
 
 @dataclass
@@ -173,6 +178,7 @@ class Planner:
         # Whether there is only one plan, so that kernels may be made for its sizes.
         self.static = not segment.known and all(self.is_static(value) for value in segment.inputs)
         self.calls: list[Call] = []
+        self._planned: Operation | None = None
         self.faults: list[Operation] = []
         self.shapes: dict[Value, Shape] = dict(zip(segment.inputs, shapes, strict=True))
         self.halos: dict[Storage, tuple[Strided, Halo]] = {}
@@ -347,7 +353,7 @@ class Planner:
         if units:
             arguments = [given[name] for name in names if name not in WORK]
             parts = apply(_parts, self.threads, units, operations)
-            self.calls.append(Call(kernel, arguments, units, parts, scratch))
+            self.calls.append(Call(kernel, arguments, units, parts, scratch, self._planned, operations))
 
     # ---- sizes ---------------------------------------------------------------------------------------------------
 
@@ -407,6 +413,7 @@ class Planner:
     def _kernel(self, op: Operation) -> None:
         # Scatters into nothing have indices that are out of range.
         if any(math.prod(self.shape(result)) for result in op.results) or op.name.startswith("kernel.scatter"):
+            self._planned = op
             _PLANS[op.name](self, op)
             return
         for result in op.results:  # nothing to compute
@@ -473,7 +480,9 @@ def _possible(shape: Shape, dtype: DType) -> Shape:
 
 
 # Kernels that can write a result with gaps between its rows.
-_WRITE_STRIDED = frozenset({"kernel.map", "kernel.conv", "kernel.gemm", "kernel.pool"})
+_WRITE_STRIDED = frozenset({
+    "kernel.map", "kernel.conv", "kernel.gemm", "kernel.pool", "kernel.integer_gemm", "kernel.integer_conv"
+})  # fmt: skip
 
 
 def channels_last(rank: int) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from .runtime import STEP_WORDS, Pool, runtime
 
 if TYPE_CHECKING:
     from ...graph.kernel.strided import Shape
+    from .profile import Recorder
 
 # Bases that every program has: address 0, for constants given by their address, and the arena.
 NULL, ARENA, FIRST_FREE = 0, 1, 2
@@ -180,16 +181,21 @@ class Program:
         self._job = address_of(self._steps), len(entries)
 
     def run(
-        self, pool: Pool | None, arrays: Sequence[np.ndarray], places: Mapping[int, np.ndarray | None] | None = None
+        self,
+        pool: Pool | None,
+        arrays: Sequence[np.ndarray],
+        places: Mapping[int, np.ndarray | None] | None = None,
+        recorder: Recorder | None = None,
     ) -> list[np.ndarray]:
         """The outputs for contiguous input arrays; those that were not known before are fresh arrays.
 
-        An output is made in its array of `places`, if that is not None and has the right shape.
+        An output is made in its array of `places`, if that is not None and has the right shape. A `recorder` times
+        each call.
         """
         try:
             made = self._empty(places) if places else [np.empty(shape, dtype) for shape, dtype in self.outputs]
             if self.calls:
-                self._call(pool, [*arrays, *made])
+                self._call(pool, [*arrays, *made], recorder)
         except MemoryError as error:
             raise ExecutionError("run/memory", f"there is not enough memory for a run: {error}") from error
         if not self.known:
@@ -207,7 +213,7 @@ class Program:
             made.append(np.empty(shape, dtype) if place is None or place.shape != shape else place)
         return made
 
-    def _call(self, pool: Pool | None, arrays: list[np.ndarray]) -> None:
+    def _call(self, pool: Pool | None, arrays: list[np.ndarray], recorder: Recorder | None) -> None:
         """Run the steps on inputs and outputs. Arenas are used again: fresh memory would have to be cleared first."""
         try:
             memory = self._arenas.pop()
@@ -223,7 +229,9 @@ class Program:
             faults = np.zeros((len(self._faults), 2), np.int64)
             addresses.append(address_of(faults))
         bases = array("q", addresses)
-        if pool is not None and self.parallel:
+        if recorder is not None:
+            recorder.run(self, self.calls, self._steps, bases.buffer_info()[0], pool)
+        elif pool is not None and self.parallel:
             pool.run(*self._job, bases.buffer_info()[0])
         else:
             runtime().run(*self._job, bases.buffer_info()[0])

@@ -1,0 +1,81 @@
+"""Where the time of a run goes: each kernel call and each host step timed by itself, in the order of a real run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ...graph.core import Operation
+from .runtime import STEP_WORDS, Pool, runtime
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .planner import Call
+
+# Which word of a step says among how many threads it is shared out.
+PARTS = 3
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A kernel call or host step: the `kernel` (for a host step the operator), the place in the model that it is for
+    and the types of what is read and made there, the median of its `seconds`, how many arithmetic operations it takes
+    (None: not known), and among how many threads it is shared out."""
+
+    kernel: str
+    place: str
+    types: str
+    seconds: float
+    operations: float | None
+    parts: int
+    is_host_step: bool = False
+
+
+@dataclass
+class Recorder:
+    """Receives what each step took, in the place of one native call for all of them.
+
+    Timing a step by itself costs about a microsecond, and threads meet after each; so the sum is more than a run takes.
+    """
+
+    samples: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+    steps: dict[tuple[int, int], tuple[Call | Operation, int]] = field(default_factory=dict)
+    owners: dict[int, object] = field(default_factory=dict)  # so that ids stay theirs
+
+    def run(self, owner: object, calls: Iterable[Call], table: np.ndarray, bases: int, pool: Pool | None) -> None:
+        """Run the calls of a program; `table` is i64[steps, words]."""
+        self.owners[id(owner)] = owner
+        begin, parts = table.ctypes.data, table[:, PARTS].tolist()
+        for index, call in enumerate(calls):
+            place = begin + 8 * STEP_WORDS * index
+            started = time.perf_counter()
+            if pool is not None:
+                pool.run(place, 1, bases)
+            else:
+                runtime().run(place, 1, bases)
+            self.add((id(owner), index), call, time.perf_counter() - started, parts[index])
+
+    def add(self, key: tuple[int, int], step: Call | Operation, seconds: float, parts: int = 1) -> None:
+        self.steps[key] = step, parts
+        self.samples.setdefault(key, []).append(seconds)
+
+    def rows(self) -> list[Timed]:
+        """What was recorded, in the order in which steps ran first."""
+        return [self._row(*self.steps[key], statistics.median(found)) for key, found in self.samples.items()]
+
+    def _row(self, step: Call | Operation, parts: int, seconds: float) -> Timed:
+        if isinstance(step, Operation):
+            return Timed(step.name, str(step.location), _types(step), seconds, None, 1, is_host_step=True)
+        place, types = ("", "") if step.op is None else (str(step.op.location), _types(step.op))
+        operations = float(step.operations) if isinstance(step.operations, int | float) else None
+        return Timed(step.kernel.name, place, types, seconds, operations, parts)
+
+
+def _types(op: Operation) -> str:
+    """`f32[64, 784], f32[784, 10] -> f32[64, 10]`"""
+    operands, results = (", ".join(str(value.type) for value in values) for values in (op.operand_values, op.results))
+    return f"{operands} -> {results}"

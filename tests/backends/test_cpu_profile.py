@@ -1,0 +1,51 @@
+"""Where the time of a run goes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from click.testing import CliRunner
+
+import tilewright
+from tilewright import Builder, f32, save
+from tilewright.graph import dtypes
+from tilewright.tools.profile_model import profile
+
+
+def model(width: int = 8) -> tilewright.Module:
+    b = Builder("model")
+    x = b.input("x", f32["n", width])
+    y = b.relu(x @ np.ones((width, 4), np.float32))
+    b.output(b.softmax(y, axis=-1), "y")
+    return b.build()
+
+
+def test_each_call_is_timed_and_named() -> None:
+    executable = tilewright.compile(model(), target="cpu", threads=1)
+    rows = executable.profile({"x": np.ones((3, 8), np.float32)}, runs=3)
+    assert [row.kernel.split("_")[0] for row in rows] == ["gemm", "softmax"]
+    assert all(row.seconds > 0 and not row.is_host_step for row in rows)
+    assert rows[0].types == "f32[n, 8], f32[8, 4] -> f32[n, 4]"
+    assert executable.run({"x": np.ones((3, 8), np.float32)})["y"].shape == (3, 4)
+
+
+def test_host_steps_are_timed_too() -> None:
+    b = Builder("words")
+    x = b.input("x", dtypes.string["n"])
+    b.output(b.string_concat(x, x), "y")
+    executable = tilewright.compile(b.build(), target="cpu")
+    (row,) = executable.profile({"x": np.array(["a", "b"], object)}, runs=2)
+    assert row.is_host_step
+    assert row.kernel == "string_concat"
+    assert row.seconds > 0
+
+
+def test_command(tmp_path: Path) -> None:
+    save(model(), tmp_path / "model.onnx")
+    done = CliRunner().invoke(profile, [str(tmp_path / "model.onnx"), "--dim", "n=5", "--runs", "2"])
+    assert done.exit_code == 0, done.output
+    assert "gemm" in done.output
+    done = CliRunner().invoke(profile, [str(tmp_path / "model.onnx"), "--dim", "n=5", "--runs", "2", "--json"])
+    assert [step["kernel"].split("_")[0] for step in json.loads(done.output)["steps"]] == ["gemm", "softmax"]
