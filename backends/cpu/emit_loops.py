@@ -76,6 +76,10 @@ def _memory(type: Type) -> tuple[str, str, int]:
     return element, suffix, max(type.dtype.bits // 8, 1)
 
 
+def _lanes(type: Type) -> int:
+    return type.lanes if isinstance(type, types.VectorType) else 1
+
+
 def _from_memory(e: FunctionEmitter, type: Type, name: str) -> str:
     if getattr(type, "dtype", None) is not dtypes.bool_:
         return name
@@ -117,7 +121,10 @@ def _store(e: FunctionEmitter, op: Operation, operands: list[str]) -> None:
     pointer = e.address(buffer, operands[2])
     mask_name = operands[3] if len(operands) > 3 else ""
     pointer, mask_name = _checked(e, op, buffer, value.type, pointer, mask_name)
-    if not mask_name:
+    if op.attr("streams") and not e.checked:
+        e.emitter.declarations.add("!0 = !{i32 1}")
+        e.do(f"store {stored} {name}, ptr {pointer}, align {align * _lanes(value.type)}, !nontemporal !0")
+    elif not mask_name:
         e.do(f"store {stored} {name}, ptr {pointer}, align {align}")
     else:
         mask = f"<{value.type.lanes} x i1>"  # type: ignore[attr-defined]
@@ -129,10 +136,9 @@ def _checked(e: FunctionEmitter, op: Operation, buffer: Value, type: Type, point
     """The address and the mask of an access in a row, made harmless if bounds are checked."""
     if not e.checked:
         return pointer, mask
-    lanes = type.lanes if isinstance(type, types.VectorType) else 1
     if mask:
-        return pointer, checked_row(e, op, buffer, pointer, mask, lanes)
-    return checked_pointer(e, op, buffer, pointer, _memory(type)[2] * lanes), ""
+        return pointer, checked_row(e, op, buffer, pointer, mask, _lanes(type))
+    return checked_pointer(e, op, buffer, pointer, _memory(type)[2] * _lanes(type)), ""
 
 
 @emits("loop.gather")
@@ -204,9 +210,27 @@ def _view(e: FunctionEmitter, op: Operation, operands: list[str]) -> str:
 def _prefetch(e: FunctionEmitter, op: Operation, operands: list[str]) -> None:
     buffer = op.operands[0]
     assert buffer is not None
-    pointer = e.address(buffer, operands[1]).strip()
+    assert isinstance(buffer.type, types.BufferType)
+    # It may lie outside, so that is not promised.
+    pointer = e.emit(f"getelementptr {memory_type(buffer.type.dtype)}, ptr {e.names[buffer]}, i64 {operands[1]}")
     locality = {1: 3, 2: 2, 3: 1}[op.attr("level")]
-    e.intrinsic("llvm.prefetch.p0", "void", ("ptr", pointer), ("i32", "0"), ("i32", str(locality)), ("i32", "1"))
+    writes = str(int(op.attr("writes")))
+    e.intrinsic("llvm.prefetch.p0", "void", ("ptr", pointer), ("i32", writes), ("i32", str(locality)), ("i32", "1"))
+
+
+@emits("loop.until_aligned")
+def _until_aligned(e: FunctionEmitter, op: Operation, operands: list[str]) -> str:
+    buffer = op.operands[0]
+    assert buffer is not None
+    assert isinstance(buffer.type, types.BufferType)
+    address = e.emit(f"ptrtoint ptr {e.address(buffer, operands[1])} to i64")
+    missing = e.emit(f"and i64 {e.emit(f'sub i64 0, {address}')}, {op.attr('bytes') - 1}")
+    return e.emit(f"udiv i64 {missing}, {max(buffer.type.dtype.bits // 8, 1)}")
+
+
+@emits("loop.fence")
+def _fence(e: FunctionEmitter, op: Operation, operands: list[str]) -> None:
+    e.do("fence seq_cst")
 
 
 # ---- lanes -----------------------------------------------------------------------------------------------------------

@@ -44,6 +44,14 @@ class Machine:
 
 def machine() -> Machine:
     """The machine this process runs on, as narrow as the environment asks. Raises UsageError for a strange width."""
+    @property
+    def streamed_bytes(self) -> int:
+        """From this size on a result goes to memory past the caches: none of it would still be there when it is read.
+
+        Half of the last cache, but 16 MiB at most, as others use it, too; and several times what a core has alone.
+        """
+        return max(8 * self.l2, min(self.l3 // 2, 16 << 20))
+
     forced = os.environ.get(WIDTH_VARIABLE, "")
     if forced not in ("", "128", "256", "512"):
         raise UsageError("cpu/vector-bits", f"{WIDTH_VARIABLE} is 128, 256 or 512, not {forced!r}")

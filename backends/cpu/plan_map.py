@@ -10,7 +10,7 @@ from ...graph.kernel.bodies import cost, interpret, signature
 from ...graph.kernel.kernel_base import epilogue_of
 from ...graph.kernel.scalar_emitter import ScalarEmitter
 from ...graph.kernel.strided import Strided
-from .kernels.elementwise import Map, MapBody, MapOperand, build_map, collapse, map_arguments
+from .kernels.elementwise import GRAIN, Map, MapBody, MapOperand, Space, build_map, collapse, map_arguments
 from .kernels.strided import zero_or_one
 from .kernels.tile import EpilogueBody
 from .planner import Argument, Planner, View, plans
@@ -52,11 +52,15 @@ def emit(
     if space.extents[-1] == 1:  # one element is contiguous whatever its stride
         results = [MapOperand(result.dtype, 1) for result in results]
     results = [MapOperand(result.dtype, result.inner or None) for result in results]
-    kernel = Map(len(space.extents), tuple(operands), tuple(results), body, operations)
     machine = planner.machine
+    kernel = Map(
+        len(space.extents), tuple(operands), tuple(results), body, operations,
+        len(results) == 1 and results[0].inner == 1 and _streams(planner, targets[0], space),
+    )  # fmt: skip
     compiled = planner.library.get(
-        (*key, kernel.rank, kernel.operands, kernel.results), lambda name: build_map(name, kernel, machine), name
-    )
+        (*key, kernel.rank, kernel.operands, kernel.results, kernel.streams),
+        lambda name: build_map(name, kernel, machine), name,
+    )  # fmt: skip
     given: dict[str, Argument] = {f"extent{axis}": extent for axis, extent in enumerate(space.extents)}
     names = [f"y{index}" for index in range(len(targets))] + [f"x{index}" for index in range(len(sources))]
     for tensor, view, strides in zip(names, (*targets, *sources), space.strides, strict=True):
@@ -64,6 +68,12 @@ def emit(
         given |= {f"{tensor}_stride{axis}": stride for axis, stride in enumerate(strides)}
     elements = layout.size
     planner.call(compiled, map_arguments(kernel), given, space.units if elements else 0, elements * max(operations, 1))
+
+
+def _streams(planner: Planner, target: View, space: Space) -> bool:
+    """Whether the result is so large, and its rows so long, that it goes to memory past the caches."""
+    bytes = target.layout.size * target.dtype.numpy.itemsize
+    return bool(bytes >= planner.machine.streamed_bytes and space.extents[-1] >= GRAIN)
 
 
 def body_of(block: Block) -> MapBody:

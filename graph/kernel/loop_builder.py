@@ -173,7 +173,9 @@ class LoopBuilder:
             return self._create("loop.load", operands, lanes=lanes).result
         return self._create("loop.load", operands).result
 
-    def store(self, value: Operand, buffer: Value, index: Operand, mask: Value | None = None) -> None:
+    def store(
+        self, value: Operand, buffer: Value, index: Operand, mask: Value | None = None, streams: bool = False
+    ) -> None:
         assert isinstance(buffer.type, types.BufferType)
         stored = self.value(value, types.scalar(buffer.type.dtype))
         self._create("loop.store", [stored, buffer, self.index(index)] + ([] if mask is None else [mask]))
@@ -192,8 +194,20 @@ class LoopBuilder:
             return buffer
         return self._create("loop.view", [buffer, self.index(offset)]).result
 
-    def prefetch(self, buffer: Value, index: Operand, level: int = 1) -> None:
-        self._create("loop.prefetch", [buffer, self.index(index)], level=level)
+    def reinterpret(self, buffer: Value, to: DType) -> Value:
+        """The rest of a buffer as numbers of another dtype."""
+        return self._create("loop.reinterpret", [buffer], to=types.scalar(to)).result
+
+    def prefetch(self, buffer: Value, index: Operand, level: int = 1, writes: bool = False) -> None:
+        how: dict[str, AttributeValue] = {"level": level, "writes": True} if writes else {"level": level}
+        self._create("loop.prefetch", [buffer, self.index(index)], **how)
+
+    def until_aligned(self, buffer: Value, index: Operand, bytes: int) -> Value:
+        """How many elements there are from `index` to the next address that is a multiple of `bytes`."""
+        return self._create("loop.until_aligned", [buffer, self.index(index)], bytes=bytes).result
+
+    def fence(self) -> None:
+        self._create("loop.fence", [])
 
     def broadcast(self, x: Value, lanes: int) -> Value:
         return self._create("loop.broadcast", [x], lanes=lanes).result

@@ -117,16 +117,23 @@ class Load(LoopOp):
 
 @op("store", domain="loop")
 class Store(LoopOp):
-    """Writes a scalar at `index`, or a vector from there on."""
+    """Writes a scalar at `index`, or a vector from there on.
+
+    What `streams` goes to memory past the caches. It lies at a multiple of its own size (see `until_aligned`), and
+    others may see it only behind a `fence`.
+    """
 
     inputs = ("value", "buffer", "index", "mask?")
     outputs = ()
+    attributes: ClassVar[dict[str, Any]] = {"streams": False}
     traits = EFFECT
 
     def infer(self, op: Operation, context: InferenceContext | None = None) -> Sequence[Type]:
         value = _stored(op)
         index_of(op, 2)
         _check_mask(op, 3, value.lanes if isinstance(value, VectorType) else 0)
+        if op.attr("streams") and len(op.operands) > 3:
+            raise fault(op, "goes to memory past the caches without a mask only")
         return []
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:
@@ -216,16 +223,50 @@ class View(LoopOp):
 
 @op("prefetch", domain="loop")
 class Prefetch(LoopOp):
-    """A hint that the memory at `index` will be read soon; the index may lie outside the buffer."""
+    """A hint that the memory at `index` will soon be read, or with `writes` written; the index may lie outside the
+    buffer."""
 
     inputs = ("buffer", "index")
     outputs = ()
-    attributes: ClassVar[dict[str, Any]] = {"level": 1}
+    attributes: ClassVar[dict[str, Any]] = {"level": 1, "writes": False}
     traits = EFFECT
 
     def infer(self, op: Operation, context: InferenceContext | None = None) -> Sequence[Type]:
         buffer_of(op, 0)
         index_of(op, 1)
+        return []
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return ()
+
+
+@op("until_aligned", domain="loop")
+class UntilAligned(LoopOp):
+    """How many elements lie between `index` and the next address that is a multiple of `bytes`, a power of two."""
+
+    inputs = ("buffer", "index")
+    outputs = ("result",)
+    attributes: ClassVar[dict[str, Any]] = {"bytes": 64}
+
+    def infer(self, op: Operation, context: InferenceContext | None = None) -> Sequence[Type]:
+        buffer_of(op, 0)
+        index_of(op, 1)
+        return [types.scalar(i64)]
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        buffer, index = operands
+        return np.int64(-(buffer.ctypes.data + int(index) * buffer.itemsize) % op.attr("bytes") // buffer.itemsize)
+
+
+@op("fence", domain="loop")
+class Fence(LoopOp):
+    """What was stored before is seen by other threads before anything that is stored later."""
+
+    inputs = ()
+    outputs = ()
+    traits = EFFECT
+
+    def infer(self, op: Operation, context: InferenceContext | None = None) -> Sequence[Type]:
         return []
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:

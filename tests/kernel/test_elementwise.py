@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from loop_running import WIDTHS, run_both
+from loop_running import WIDTHS, run_both, run_compiled
 
 from tilewright.backends.cpu.jit import compile_modules
 from tilewright.backends.cpu.kernels.elementwise import (
@@ -24,12 +25,16 @@ from tilewright.backends.cpu.machine import machine_of_width
 from tilewright.graph import opdef, types
 from tilewright.graph.builder import OpBuilder
 from tilewright.graph.core import Block, Operation
+from tilewright.graph.diagnostics import TypeInferenceError
 from tilewright.graph.dims import FreshSymbols
-from tilewright.graph.dtypes import BY_NAME, DType, bf16, bool_, f16, f32, f64, from_numpy, i32
+from tilewright.graph.dtypes import BY_NAME, DType, bf16, bool_, f16, f32, f64, from_numpy, i8, i32, i64
 from tilewright.graph.evaluation import evaluate_op
+from tilewright.graph.kernel.interpreter import run_loops
+from tilewright.graph.kernel.loop_builder import LoopBuilder
 from tilewright.graph.kernel.scalar_emitter import ScalarEmitter
 from tilewright.graph.kernel.strided import dense_strides
 from tilewright.graph.ops.elementwise import Elementwise
+from tilewright.graph.printer import print_module
 
 random = np.random.default_rng(11)
 
@@ -111,6 +116,28 @@ def test_a_result_can_have_gaps_and_lie_the_other_way_round() -> None:
             seen = np.lib.stride_tricks.as_strided(flat, (6, 5), [4 * stride for stride in strides])
             assert np.array_equal(seen, -x)
             assert np.count_nonzero(flat) == 30
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", [f32, f16, f64, i8], ids=str)
+def test_a_result_that_goes_past_the_caches_may_begin_anywhere(dtype: DType, width: int) -> None:
+    rows, count, pitch = 3, 203, 211
+    x = random.integers(-9, 9, size=(rows, count)).astype(dtype.numpy)
+    plain = Map(2, (MapOperand(dtype, 1),), (MapOperand(dtype, 1),), lambda b, x: [b.add(x[0], x[0])])
+    module = build_map("map", dataclasses.replace(plain, streams=True), machine_of_width(width))
+    assert "streams" in print_module(module)
+    for start in (0, 1, 5):
+        for run in (run_loops, lambda m, a: run_compiled(m, a, width)):
+            target = np.zeros(start + rows * pitch, dtype.numpy)
+            run(module, [target[start:], x.reshape(-1), rows, count, pitch, count, 0, rows, 0])
+            assert np.array_equal(target[start:].reshape(rows, pitch)[:, :count], 2 * x)
+            assert np.count_nonzero(target) == np.count_nonzero(x)
+
+
+def test_a_store_with_a_mask_does_not_go_past_the_caches() -> None:
+    b = LoopBuilder("f", x=types.buffer(f32), n=types.scalar(i64))
+    with pytest.raises(TypeInferenceError, match="without a mask"):
+        b.store(b.load(b["x"], 0, 4), b["x"], 0, b.tail_mask(b["n"], 4), streams=True)
 
 
 @pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
