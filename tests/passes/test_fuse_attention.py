@@ -141,6 +141,7 @@ def test_keys_for_one_or_for_all_of_the_batch(opset, masked, batches):
 
 
 @pytest.mark.parametrize("opset", [20, 23])
+@pytest.mark.refusal
 def test_keys_of_another_batch_are_left(opset):
     """Nothing says that the result has the batch of the queries."""
     model = model_of(keys_of_another_batch(False, False), opset)

@@ -138,6 +138,7 @@ stays(
 
 
 @pytest.mark.parametrize("name", STAYS)
+@pytest.mark.refusal
 def test_stays(name: str) -> None:
     build, reason = STAYS[name]
     try:
@@ -150,6 +151,7 @@ def test_stays(name: str) -> None:
     assert reason in render(model, EinsumToProducts)
 
 
+@pytest.mark.refusal
 def test_a_sum_that_numpy_broadcasts_is_no_product() -> None:
     """One key and value for all: numpy's einsum takes them, a product of matrices does not."""
 

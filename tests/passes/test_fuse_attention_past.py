@@ -131,6 +131,7 @@ def a_past_of_one_head_for_all(b: Any) -> None:
 
 
 @pytest.mark.parametrize("name", STAYS)
+@pytest.mark.refusal
 def test_stays(name: str) -> None:
     build, reason = STAYS[name]
     model = model_of(build)

@@ -330,6 +330,7 @@ def prepared(name):
 
 
 @pytest.mark.parametrize("name", REFUSALS)
+@pytest.mark.refusal
 def test_refused_with_the_reason(name):
     model, reason = prepared(name)
     before = [op.name for op in model.walk()]
@@ -366,6 +367,7 @@ func @main(%q: f32[2, 4, 5, 8], %k: f32[2, 4, 8, 7], %v: f32[2, 4, 7, 8], %c: bo
 """
 
 
+@pytest.mark.refusal
 def test_products_in_two_blocks_are_left():
     model = parse(BLOCKS)
     context = PassContext(debug=True)

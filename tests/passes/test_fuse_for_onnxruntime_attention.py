@@ -181,16 +181,19 @@ def test_a_mask_that_leaves_each_query_a_key() -> None:
         (None, {"softmax_precision": 10}),
     ],
 )
+@pytest.mark.refusal
 def test_what_the_operators_do_not_say(mask: Any, attributes: dict[str, Any]) -> None:
     assert "Attention" in operators(fused(packed(mask, **attributes)))
     assert "MultiHeadAttention" not in operators(fused(packed(mask, **attributes)))
 
 
+@pytest.mark.refusal
 def test_causal_with_more_keys_than_queries_stays() -> None:
     assert operators(fused(packed(keys=6, is_causal=1))) == ["Attention"]
     assert operators(fused(packed(keys="t", is_causal=1))) == ["Attention"]
 
 
+@pytest.mark.refusal
 def test_half_precision_and_results_beside_the_output_stay() -> None:
     b = Builder(opset=23)
     q, k, v = (b.input(name, f16[BATCH, LENGTH, WIDTH]) for name in "qkv")
@@ -236,6 +239,7 @@ def test_tensors_with_the_length_first(flat: bool, batch: int) -> None:
     check(b.build(), ["MultiHeadAttention", *["Transpose"] * 4, *(["Reshape"] if flat else [])], feeds)
 
 
+@pytest.mark.refusal
 def test_queries_with_heads_first_stay() -> None:
     b = Builder(opset=18)
     q, k, v = (b.input(name, f32[BATCH, HEADS, LENGTH, SIZE]) for name in "qkv")
@@ -332,6 +336,7 @@ def test_projections_with_a_mask() -> None:
     check(projected(mask=mask), ["Attention"], {"x": random(BATCH, LENGTH, 6)})
 
 
+@pytest.mark.refusal
 def test_projections_with_another_user_stay() -> None:
     b = Builder(opset=18)
     x = b.input("x", f32[BATCH, LENGTH, 6])
@@ -341,6 +346,7 @@ def test_projections_with_another_user_stay() -> None:
     assert sorted(operators(fused(b.build()))) == ["MatMul"] * 3 + ["MultiHeadAttention", "Neg"]
 
 
+@pytest.mark.refusal
 def test_projections_of_two_tensors_stay() -> None:
     b = Builder(opset=18)
     x, y = (b.input(name, f32[BATCH, LENGTH, 6]) for name in "xy")
@@ -390,6 +396,7 @@ def test_a_batch_that_is_not_known() -> None:
     assert operators(fused(module)) == ["Attention"]
 
 
+@pytest.mark.refusal
 def test_no_grouped_attention() -> None:
     assert operators(fused(grouped(4, 2, size=6))) == ["Attention"]
 
@@ -431,12 +438,14 @@ def test_past_keys(heads: int, keys: int, batch: int, length: int) -> None:
     check_cached(cached(heads, keys, batch, length, 3), [expected], heads, keys, batch, length)
 
 
+@pytest.mark.refusal
 def test_a_past_whose_length_is_not_known() -> None:
     lengths = ["Shape", "Add", "Cast", "Sub", "Expand"]
     module = cached(4, 2, 2, 1, "p")
     check_cached(module, ["GroupQueryAttention", "Concat", "Expand", *lengths], 4, 2, 2, 1)
 
 
+@pytest.mark.refusal
 def test_a_past_that_the_kernel_does_not_take() -> None:
     # Several queries at a time in a batch, and a causal mask, which would depend on the length of the past.
     assert "GroupQueryAttention" not in operators(fused(cached(4, 2, 2, 4, 3)))
@@ -473,6 +482,7 @@ def test_rotary_embedding(caches: int, interleaved: int, side_by_side: bool) -> 
     assert [op.domain for op in result.walk() if op.op_type == "RotaryEmbedding"] == ["com.microsoft"]
 
 
+@pytest.mark.refusal
 def test_rotary_embedding_whose_caches_may_be_shorter_stays() -> None:
     b = Builder(opset=18)
     x = b.input("x", f32[BATCH, HEADS, LENGTH, SIZE])

@@ -125,6 +125,7 @@ def test_heads_are_split_off_the_matrix_directly():
         lambda b, x: x @ values(8, 8) + values(5, 8),
     ],
 )
+@pytest.mark.refusal
 def test_what_mixes_rows_is_left_alone(build):
     shape = (2, 5, 8)
     model = model_of(build, shape)
@@ -184,6 +185,7 @@ def test_both_operands_transposed_alike():
         lambda b, x: b.flatten(b.transpose(x, perm=TO_NHWC)),
     ],
 )
+@pytest.mark.refusal
 def test_transposes_that_stay(build):
     model = model_of(build, (2, 3, 4, 5))
     check(model, feeds_for((2, 3, 4, 5)), CANCEL, names(model))

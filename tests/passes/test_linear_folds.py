@@ -120,10 +120,12 @@ def test_float64_is_folded_in_float64():
         ),
     ],
 )
+@pytest.mark.refusal
 def test_left_alone(build, kept):
     check(build, (4, 7, 7), kept)
 
 
+@pytest.mark.refusal
 def test_shared_weights_are_left_alone():
     weight_values = values(6, 4, 1, 1)
 
@@ -171,6 +173,7 @@ def test_pads(window, value, folded):
         ((0, 0, 1, 1, 0, 0, 1, 1), "edge"),
     ],
 )
+@pytest.mark.refusal
 def test_pads_that_conv_does_not_have(pads, mode):
     channels = 5 if pads[1] else 4
     check(
@@ -188,6 +191,7 @@ def test_matmul_with_a_computed_addend_becomes_gemm():
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (2, 1, 6)])
+@pytest.mark.refusal
 def test_matmul_with_an_addend_that_widens_is_left_alone(shape):
     """n rows against 3: whether they agree is not known; and three dims against two."""
     b = Builder()

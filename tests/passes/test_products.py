@@ -137,10 +137,12 @@ NOT_MERGED = {
 
 
 @pytest.mark.parametrize("name", NOT_MERGED)
+@pytest.mark.refusal
 def test_not_merged(name: str) -> None:
     check("merge-products", NOT_MERGED[name])
 
 
+@pytest.mark.refusal
 def test_products_of_integers_are_not_merged() -> None:
     check("merge-products", MERGED["matmul, matmul"]._replace(expected=["matmul", "matmul"]), i32)
 
@@ -252,6 +254,7 @@ NOT_INTO_GEMM = {
 
 
 @pytest.mark.parametrize("name", NOT_INTO_GEMM)
+@pytest.mark.refusal
 def test_not_into_gemm(name: str) -> None:
     case = NOT_INTO_GEMM[name]
     model = built(case)
@@ -265,6 +268,7 @@ def test_a_factor_of_doubles_is_kept_if_gemm_would_round_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", [i32])
+@pytest.mark.refusal
 def test_integers_stay_matmul(dtype: Any) -> None:
     case = Case(lambda b, w, x, y, z: (flipped(b, x) @ y) + z, [(8, "n"), (8, "m"), ("m",)],
                 ["transpose", "matmul", "add"])  # fmt: skip
@@ -349,6 +353,7 @@ NO_SIBLINGS = {
 
 
 @pytest.mark.parametrize("name", [*ONLY_CHILDREN, *NO_SIBLINGS])
+@pytest.mark.refusal
 def test_not_siblings(name: str) -> None:
     case = (ONLY_CHILDREN | NO_SIBLINGS)[name]
     model = built(case)

@@ -53,11 +53,13 @@ STAYS = {
 
 
 @pytest.mark.parametrize("form", STAYS)
+@pytest.mark.refusal
 def test_what_is_no_clip(form):
     model = model_of(STAYS[form], (2, 4))
     assert [op.name for op in recomposed(model, PASS).walk()] == [op.name for op in recomposed(model, "dce").walk()]
 
 
+@pytest.mark.refusal
 def test_a_bound_that_is_computed():
     stays(model_of(lambda b, x, z: b.min(b.relu(x), z), (2, 4), ()), PASS)
 

@@ -45,6 +45,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("form", WRONG)
+@pytest.mark.refusal
 def test_what_moves_no_blocks(form):
     shape, middle, perm, end = WRONG[form]
     stays(model_of(lambda b, x: moved(b, x, middle, perm, end), shape), BLOCKS)
@@ -88,6 +89,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("form", KEPT)
+@pytest.mark.refusal
 def test_reductions_that_stay(form):
     shape, build = KEPT[form]
     stays(model_of(build, shape), MEAN)

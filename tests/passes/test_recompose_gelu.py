@@ -112,6 +112,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("form", WRONG)
+@pytest.mark.refusal
 def test_what_is_no_gelu(form):
     stays(model_of(WRONG[form], (2, 4)), PASS)
 
@@ -136,6 +137,7 @@ func @main(%x: f32[*]) -> (%y: f32[*]) {
 """
 
 
+@pytest.mark.refusal
 def test_a_constant_of_rank_1_may_widen_an_operand_of_unknown_rank():
     scalars = tilewright.parse(UNRANKED.replace("ONE", "1.0 : f32[]"))
     assert names(recomposed(scalars, PASS)) == ["gelu"]

@@ -112,6 +112,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("form", WRONG)
+@pytest.mark.refusal
 def test_what_is_no_group_normalization(form):
     stays(model_of(WRONG[form], (2, 8, 4, 5)), PASS)
 
@@ -129,6 +130,7 @@ NO_INSTANCE = {
 
 
 @pytest.mark.parametrize("form", NO_INSTANCE)
+@pytest.mark.refusal
 def test_what_is_no_instance_normalization(form):
     build, expected = NO_INSTANCE[form]
     stays(model_of(build, (2, 8, 4, 5)), PASS, expected)

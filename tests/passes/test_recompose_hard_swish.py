@@ -88,6 +88,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("form", WRONG)
+@pytest.mark.refusal
 def test_what_is_neither(form):
     stays(model_of(WRONG[form], (2, 4)), PASS)
 
@@ -118,5 +119,6 @@ NO_MISH = {
 
 
 @pytest.mark.parametrize("form", NO_MISH)
+@pytest.mark.refusal
 def test_what_is_no_mish(form):
     stays(model_of(NO_MISH[form], (2, 4)), "recompose-mish")

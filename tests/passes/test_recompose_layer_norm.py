@@ -183,6 +183,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("form", WRONG)
+@pytest.mark.refusal
 def test_what_is_no_normalization(form):
     model = model_of(WRONG[form], (2, 5, 8))
     assert names(recomposed(model, PASS)) == names(recomposed(model, "cse"))
@@ -206,6 +207,7 @@ def test_only_f32_is_computed_in_f32(dtype):
 @pytest.mark.parametrize(
     "scale", [(3, 1, 1, 8), (5, 8), (2, 5, 8), (5, 1), (1,), (1, 1)], ids=lambda shape: "x".join(map(str, shape))
 )
+@pytest.mark.refusal
 def test_a_scale_that_has_not_the_normalized_dims_stays_outside(scale):
     model = model_of(lambda b, x: standard(b, x) * values(*scale), (2, 5, 8))
     stays(model, PASS, ["layer_normalization", "mul"])

@@ -313,6 +313,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("form", WRONG)
+@pytest.mark.refusal
 def test_what_is_no_rotary_embedding(form):
     model = model_of(WRONG[form], SHAPE, ANGLES)
     assert names(recomposed(model, PASS)) == names(recomposed(model, "cse"))

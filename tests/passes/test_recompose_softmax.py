@@ -94,6 +94,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("form", WRONG)
+@pytest.mark.refusal
 def test_what_is_no_softmax(form):
     model = model_of(WRONG[form], (2, 3, 4))
     PassManager.parse("cse").run(model)

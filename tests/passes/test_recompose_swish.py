@@ -37,6 +37,7 @@ def test_swish_of_other_types(dtype):
     becomes(model_of(lambda b, x: x * b.sigmoid(x), (2, 4), dtype=dtype), PASS, ["swish"], opsets=(13, 24))
 
 
+@pytest.mark.refusal
 def test_alpha_must_survive_rounding():
     stays(model_of(lambda b, x: x * b.sigmoid(x * np.float64(1.702)), (4,), dtype=f64), PASS)
 
@@ -59,6 +60,7 @@ NO_SWISH = {
 
 
 @pytest.mark.parametrize("form", NO_SWISH)
+@pytest.mark.refusal
 def test_what_is_no_swish(form):
     stays(model_of(NO_SWISH[form], (2, 4)), PASS)
 
@@ -95,6 +97,7 @@ def test_swiglu_of_dims_that_are_one_symbol():
 
 
 @pytest.mark.parametrize("shapes", [((2, 4), (4,)), ((2, 4), (2, 1)), ((1, 4), (2, 4)), (("n", 4), ("m", 4))])
+@pytest.mark.refusal
 def test_swiglu_does_not_broadcast(shapes):
     build = lambda b, x, z: x * b.sigmoid(x) * z  # noqa: E731
     after = recomposed(model_of(build, *shapes), PASS)
