@@ -123,20 +123,26 @@ def key_of(text: str, machine: Machine) -> str:
 
 def default_cache() -> DiskCache | None:
     """The user's cache, its folder made if need be; None if it is switched off or its folder cannot be trusted."""
-    chosen = os.environ.get(CACHE_VARIABLE, "")
-    if chosen.lower() == "off":
+    folder = cache_folder()
+    if folder is None:
         return None
-    if chosen:
-        folder = Path(chosen)
-    else:
-        import platformdirs
-
-        folder = Path(platformdirs.user_cache_dir("tilewright", appauthor=False)) / "kernels"
     problem = prepare(folder)
     if problem:
         warnings.warn(f"kernels are not kept on disk: {problem}", CacheWarning, stacklevel=2)
         return None
     return DiskCache(folder)
+
+
+def cache_folder() -> Path | None:
+    """Where the user's cache is, or will be; None if it is switched off."""
+    chosen = os.environ.get(CACHE_VARIABLE, "")
+    if chosen.lower() == "off":
+        return None
+    if chosen:
+        return Path(chosen)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("tilewright", appauthor=False)) / "kernels"
 
 
 def prepare(folder: Path) -> str:

@@ -1,4 +1,8 @@
-"""Compiling many kernels at once: a queue that processes and the caller work off together."""
+"""Compiling many kernels at once: a queue that processes work off, or the caller where it is short.
+
+While processes compile, this one builds what they compile next, and then waits: LLVM here would take memory that is
+never given back.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ class CompileQueue:
 
     def __init__(self, machine: Machine, processes: int | None = None) -> None:
         self.machine = machine
-        self.processes = min(usable_cores() - 1, MAX_PROCESSES) if processes is None else processes
+        self.processes = min(usable_cores(), MAX_PROCESSES) if processes is None else processes
         self._waiting: deque[Task] = deque()
         self._feeders: list[threading.Thread] = []
         self._changed = threading.Condition()
@@ -51,8 +55,8 @@ class CompileQueue:
         return task
 
     def finish(self, tasks: list[Task]) -> None:
-        """Compile until all `tasks` are done, in this thread too. Raises what went wrong with one of them."""
-        while (task := self._next(wait=False)) is not None:
+        """Wait until all `tasks` are done; without processes, compile. Raises what went wrong with one of them."""
+        while not self._feeders and (task := self._next(wait=False)) is not None:
             self._compile_here(task)
         for task in tasks:
             task.done.wait()

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...graph.module import Module
 from . import compile_worker
+from .elf import PlacedCode, UnsupportedObjectError, is_supported
 from .emit_llvm import emit_module
 from .machine import Machine
 
@@ -37,6 +38,19 @@ def object_code_of_text(text: str, machine: Machine) -> bytes:
         return compile_worker.compiled(text, machine.triple, machine.cpu, machine.features)
 
 
+def stored_object_code(text: str, machine: Machine) -> bytes:
+    """Machine code of LLVM IR that every process needs: from the user's cache, if it is there."""
+    from .cache import default_cache, key_of
+
+    disk, key = default_cache(), key_of(text, machine)
+    code = disk.read(key) if disk is not None else None
+    if code is None:
+        code = object_code_of_text(text, machine)
+        if disk is not None:
+            disk.write(key, code)
+    return code
+
+
 def assembly(module: Module, machine: Machine) -> str:
     """The machine code as text, for people."""
     with _lock:
@@ -49,6 +63,9 @@ class Code:
     """Machine code in memory, for as long as this object lives. `address(name)` is that of a main function."""
 
     def __init__(self, objects: Sequence[bytes], machine: Machine) -> None:
+        self._placed = _placed(objects)
+        if self._placed is not None:
+            return
         llvm = _llvm()
         with _lock:
             host = llvm.parse_assembly("")
@@ -60,11 +77,23 @@ class Code:
 
     def address(self, name: str) -> int:
         """Raises KeyError if there is no function of that name."""
+        if self._placed is not None:
+            return self._placed.address(name)
         with _lock:
             found = int(self._engine.get_function_address(name))
         if not found:
             raise KeyError(f"the compiled code has no function {name!r}")
         return found
+
+
+def _placed(objects: Sequence[bytes]) -> PlacedCode | None:
+    """The code without LLVM; None where that has to place it."""
+    if not is_supported():
+        return None
+    try:
+        return PlacedCode(objects)
+    except UnsupportedObjectError:
+        return None
 
 
 def compile_modules(modules: Sequence[Module], machine: Machine) -> Code:

@@ -1,25 +1,36 @@
 """What this machine can do: vector width, features and registers from LLVM, caches from the system, cores it may use.
 
-`TILEWRIGHT_VECTOR_BITS=128|256|512` makes a wide machine behave like a narrower one.
+`TILEWRIGHT_VECTOR_BITS=128|256|512` makes a wide machine behave like a narrower one, `TILEWRIGHT_MATRIX_UNIT=0` one
+with a unit for products of matrices of bytes (AMX) like one without.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from ...graph.diagnostics import UsageError
 from ...graph.dtypes import DType
+from .host import host_facts
 
 WIDTH_VARIABLE = "TILEWRIGHT_VECTOR_BITS"
+UNIT_VARIABLE = "TILEWRIGHT_MATRIX_UNIT"
+
+# Linux's system call arch_prctl, its request for a permission, and the state that AMX needs one for.
+_ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
 
 
 @dataclass(frozen=True)
 class Machine:
-    """`features` is LLVM's text for `cpu` and what is on and off; caches are bytes for one core."""
+    """`features` is LLVM's text for `cpu` and what is on and off; caches are bytes for one core.
+
+    `matrix_unit` says that this process may use AMX for products of bytes.
+    """
 
     cpu: str
     features: str
@@ -28,9 +39,18 @@ class Machine:
     registers: int
     fma: bool
     scalef: bool
+    matrix_unit: bool = False
     l1: int = 32 << 10
     l2: int = 512 << 10
     l3: int = 8 << 20
+
+    @property
+    def streamed_bytes(self) -> int:
+        """From this size on a result goes to memory past the caches: none of it would still be there when it is read.
+
+        Half of the last cache, but 16 MiB at most, as others use it, too; and several times what a core has alone.
+        """
+        return max(8 * self.l2, min(self.l3 // 2, 16 << 20))
 
     def lanes(self, dtype: DType) -> int:
         """How many numbers of `dtype` one register holds."""
@@ -44,14 +64,6 @@ class Machine:
 
 def machine() -> Machine:
     """The machine this process runs on, as narrow as the environment asks. Raises UsageError for a strange width."""
-    @property
-    def streamed_bytes(self) -> int:
-        """From this size on a result goes to memory past the caches: none of it would still be there when it is read.
-
-        Half of the last cache, but 16 MiB at most, as others use it, too; and several times what a core has alone.
-        """
-        return max(8 * self.l2, min(self.l3 // 2, 16 << 20))
-
     forced = os.environ.get(WIDTH_VARIABLE, "")
     if forced not in ("", "128", "256", "512"):
         raise UsageError("cpu/vector-bits", f"{WIDTH_VARIABLE} is 128, 256 or 512, not {forced!r}")
@@ -61,11 +73,8 @@ def machine() -> Machine:
 @cache
 def machine_of_width(bits: int) -> Machine:
     """The machine with vectors of at most `bits` (0: as wide as they are)."""
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    features = dict(llvm.get_host_cpu_features())
+    host = host_facts()
+    features = dict(host.features)
     architecture = platform.machine().lower()
     is_x86 = architecture in ("x86_64", "amd64")
     widest = 128
@@ -78,17 +87,29 @@ def machine_of_width(bits: int) -> Machine:
             name: on and not name.startswith(("avx512", "avx10", "amx", "evex512")) for name, on in features.items()
         }
     wide = vector_bits == 512
+    matrix_unit = wide and bool(features.get("amx-int8")) and bool(features.get("amx-tile")) and _may_use_tiles()
     text = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(features.items()))
     return Machine(
-        cpu=llvm.get_host_cpu_name(),
+        cpu=host.cpu,
         features=text,
-        triple=llvm.get_process_triple(),
+        triple=host.triple,
         vector_bits=vector_bits,
         registers=32 if wide or not is_x86 else 16,
         fma=bool(features.get("fma")) or not is_x86,
         scalef=wide,
+        matrix_unit=matrix_unit,
         **_caches(),
     )
+
+
+def _may_use_tiles() -> bool:
+    """Whether the system lets this process use AMX, whose state it keeps for those only who ask."""
+    if os.environ.get(UNIT_VARIABLE) == "0" or sys.platform != "linux":
+        return False
+    try:
+        return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA) == 0
+    except (AttributeError, OSError):
+        return False
 
 
 def _caches() -> dict[str, int]:

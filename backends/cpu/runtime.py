@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .jit import Code, object_code_of_text
+from .jit import Code, stored_object_code
 from .machine import machine_of_width, usable_cores
 from .runtime_text import EPOCH, STEP_WORDS, runtime_text, state_words
 
@@ -31,7 +31,7 @@ class Runtime:
 
     def __init__(self) -> None:
         machine = machine_of_width(0)
-        self._code = Code([object_code_of_text(runtime_text(machine.triple), machine)], machine)
+        self._code = Code([stored_object_code(runtime_text(machine.triple), machine)], machine)
         self.run = self._function("run", 3)
         self.share = self._function("share", 6)
         self.work = self._function("work", 4, ctypes.c_int64)
