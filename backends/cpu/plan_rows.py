@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...graph.core import Block, Operation, Value
@@ -18,6 +18,7 @@ from .kernels.rows import (
     RowFunction,
     RowKernel,
     build_rows,
+    can_stream,
     layer_norm,
     log_softmax,
     rms_norm,
@@ -74,10 +75,12 @@ def plan_rows(planner: Planner, op: Operation) -> None:
         tuple(views[:count]), (views[count],), tuple(views[count + 1 :]), prologue=prologue.body,
         epilogue=epilogue.body, along=rows.along,
     )  # fmt: skip
+    machine = planner.machine
+    is_large = bool(result.layout.size * result.dtype.numpy.itemsize >= machine.streamed_bytes)
+    kernel = replace(kernel, streams=is_large and can_stream(kernel, machine, rows.row_length))
     name = f"{op.attr('kind')}_{'x'.join(map(str, rows.row))}"
     key = ("rows", op.attr("kind"), op.attr("epsilon"), kernel.outer, kernel.row, tuple(views), kernel.along,
-           prologue.key, epilogue.key)  # fmt: skip
-    machine = planner.machine
+           kernel.streams, prologue.key, epilogue.key)  # fmt: skip
     compiled = planner.library.get(key, lambda name: build_rows(name, kernel, machine), name)
     names = [*(f"x{i}" for i in range(count)), "y0", *(f"o{i}" for i in range(len(others)))]
     given = _arguments(planner, rows, names, tensors)

@@ -14,6 +14,7 @@ from tilewright.backends.cpu.kernels.rows import (
     RowFunction,
     RowKernel,
     build_rows,
+    can_stream,
     layer_norm,
     log_softmax,
     rms_norm,
@@ -25,7 +26,7 @@ from tilewright.backends.cpu.kernels.rows import (
 )
 from tilewright.backends.cpu.kernels.strided import View, split_rows
 from tilewright.backends.cpu.machine import machine_of_width
-from tilewright.graph.dtypes import bf16, f16, f64, from_numpy
+from tilewright.graph.dtypes import bf16, f16, f32, f64, from_numpy
 from tilewright.graph.kernel.interpreter import run_loops
 
 random = np.random.default_rng(9)
@@ -251,3 +252,36 @@ def test_work_can_be_shared_out_anywhere(axis: int, parts: int) -> None:
     for part in range(parts):
         run_loops(module, [*given[:-3], part * units // parts, (part + 1) * units // parts, part])
     assert np.array_equal(given[y], whole)
+
+
+@pytest.mark.parametrize(("width", "static"), [(128, False), (256, True), (512, False)])
+@pytest.mark.parametrize("dtype", [f32, f16], ids=str)
+@pytest.mark.parametrize("name", ["softmax", "layer_norm"])
+def test_a_result_that_goes_past_the_caches_may_begin_anywhere(name: str, dtype: Any, width: int, static: bool) -> None:
+    function, numpy = FUNCTIONS[name]
+    x = random.normal(size=(3, 443)).astype(dtype.numpy)
+    module, given, names = planned(function, (1,), width, static, np.zeros_like(x), [x], streams=True)
+    y = names.index("y0")
+    tolerance = {"f16": 1e-3, "f32": 2e-6}[dtype.name]
+    for start in (0, 1, 7):
+        for run in (run_loops, lambda m, a: run_compiled(m, a, width)):
+            room = np.zeros(start + x.size + 9, dtype.numpy)
+            run(module, [*given[:y], room[start:], *given[y + 1 :]])
+            found = room[start : start + x.size].reshape(x.shape)
+            assert np.allclose(wide(found), numpy(x, (1,)), rtol=tolerance, atol=tolerance)
+            assert not room[:start].any()
+            assert not room[start + x.size :].any()
+
+
+def test_which_rows_go_past_the_caches() -> None:
+    machine = machine_of_width(512)
+
+    def kernel(function: RowFunction, length: int, step: int = 1) -> RowKernel:
+        view = View(f32, (length * step,), (step,))
+        return RowKernel(function, (8,), (length,), (view,), (view,))
+
+    assert can_stream(kernel(layer_norm(1e-5), 768), machine, 768)
+    assert not can_stream(kernel(layer_norm(1e-5), 96), machine, 96)
+    assert not can_stream(kernel(layer_norm(1e-5), 768, 2), machine, 768)
+    assert not can_stream(kernel(softmax(), 1024), machine, 1024)
+    assert can_stream(kernel(softmax(), 32000), machine, 32000)

@@ -20,8 +20,10 @@ from ....graph.core import Value
 from ....graph.dtypes import DType, f32
 from ....graph.kernel import vector_math
 from ....graph.kernel.loop_builder import LoopBuilder, Operand
+from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Module
 from ..machine import Machine
+from .elementwise import AHEAD_BYTES
 from .exponential import exp_of_negative
 from .strided import (
     Along,
@@ -40,6 +42,9 @@ from .strided import (
 _CHAINS = 4
 # Rows from this length on are asked for before they are read.
 _PREFETCHED = 256
+
+# Computed rows of so many elements go past the caches.
+_LEAST_STREAMED = 4096
 
 # From an element and the statistics that are known to a number.
 ElementBody: TypeAlias = Callable[[LoopBuilder, Value, Sequence[Value]], Value]
@@ -121,6 +126,7 @@ class RowKernel:
     A prologue may give more than the element: these are stored to `extras`, as a residual sum that is needed again.
     `epilogue` makes the results of the function's result and of `others`, which have strides in both kinds of dims
     (a scale for each column: 0 and 1). `kept` are results with one number for each row: which statistic, and where.
+    With `streams` the only result goes to memory past the caches; see `can_stream`.
     """
 
     function: RowFunction
@@ -134,6 +140,25 @@ class RowKernel:
     prologue: Body | None = None
     epilogue: Body | None = None
     along: Along = "row"
+    streams: bool = False
+
+
+def can_stream(kernel: RowKernel, machine: Machine, length: int) -> bool:
+    """Whether the result can go past the caches, and does so faster: there is one, without gaps in a row that is too
+    long for registers. Rows that wait in a cache anyway leave it at their own pace, unless they are long."""
+    if _is_staged(kernel) and length < _LEAST_STREAMED:
+        return False
+    is_plain = kernel.along == "row" and len(kernel.row) == len(kernel.results) == 1 and not kernel.extras
+    return is_plain and kernel.results[0].row == (1,) and not _fits_registers(kernel, machine)
+
+
+def _fits_registers(kernel: RowKernel, machine: Machine) -> bool:
+    """Whether the elements of a row, or of a block of rows side by side, can stay in registers."""
+    if len(kernel.row) != 1 or kernel.row[0] is None:
+        return False
+    lanes = machine.lanes(_widest(kernel))
+    vectors = -(-kernel.row[0] // lanes) if kernel.along == "row" else kernel.row[0] * _columns(kernel, machine)
+    return 0 < vectors <= machine.registers * 3 // 4
 
 
 def _views(kernel: RowKernel) -> dict[str, View]:
@@ -197,7 +222,7 @@ def _is_staged(kernel: RowKernel) -> bool:
 
 def _has_room(kernel: RowKernel) -> bool:
     """Whether computed elements can wait in the place of the result."""
-    return bool(kernel.results) and kernel.results[0].dtype is _widest(kernel)
+    return bool(kernel.results) and kernel.results[0].dtype is _widest(kernel) and not kernel.streams
 
 
 def build_rows(name: str, kernel: RowKernel, machine: Machine) -> Module:
@@ -236,14 +261,9 @@ class _RowsBuilder(StridedBuilder):
         self.stage = "y0" if _has_room(kernel) else "scratch"
         # Elements in registers, if the row is short and its length known.
         self.held: dict[int, Value] = {}
-        self.is_held = self._fits_registers()
-
-    def _fits_registers(self) -> bool:
-        kernel = self.kernel
-        if len(kernel.row) != 1 or kernel.row[0] is None:
-            return False
-        vectors = kernel.row[0] * self.width if self.by_column else -(-kernel.row[0] // self.lanes)
-        return 0 < vectors <= self.machine.registers * 3 // 4
+        self.is_held = _fits_registers(kernel, machine)
+        # Whether stores go past the caches: those of the last pass, if the kernel's result does.
+        self.is_last = False
 
     def stride(self, name: str, part: str, axis: int) -> Operand:
         if name != "scratch":
@@ -265,6 +285,8 @@ class _RowsBuilder(StridedBuilder):
                 self.column_unit(unit)
             else:
                 self.row_unit(self.unravel(unit, self.outers), [None] * self.width)
+        if self.kernel.streams:
+            b.fence()
 
     def column_unit(self, unit: Operand) -> None:
         """A block of columns, with masks if it is the last one and not full."""
@@ -293,7 +315,14 @@ class _RowsBuilder(StridedBuilder):
         for index, (position, _) in enumerate(self.kernel.kept):
             self.keep_statistic(f"s{index}", found[position], indices)
         self.prefetches = False
-        self.sweep(starts, [], lambda spot, _: self.finish(spot, self.known(found, spot)))
+
+        def last(spot: _Spot, _: Value | None) -> None:
+            self.finish(spot, self.known(found, spot))
+
+        if self.kernel.streams:
+            self.stream(starts, last)
+        else:
+            self.sweep(starts, [], last)
 
     def known(self, found: Sequence[Sequence[Value]], spot: _Spot) -> list[Value]:
         """The statistics for a vector of elements."""
@@ -368,6 +397,8 @@ class _RowsBuilder(StridedBuilder):
         """The element in the pass `position`: read at first, later from where it was put."""
         if position:
             return self.again(spot)
+        for index in range(len(self.kernel.operands)):
+            self.ask(f"x{index}", spot)
         loaded = [self.read(f"x{index}", spot) for index in range(len(self.kernel.operands))]
         prologue = self.kernel.prologue
         values = loaded if prologue is None else list(prologue(self.b, loaded))
@@ -391,11 +422,18 @@ class _RowsBuilder(StridedBuilder):
             self.held[spot.number] = value
         else:
             self.write(value, self.stage, spot)
+            if not self.is_put:
+                self.ask(self.stage, spot)
 
     def read(self, name: str, spot: _Spot) -> Value:
         return self.load(name, spot.places[name], self.inner_stride(name), spot.mask)
 
     def write(self, value: Any, name: str, spot: _Spot) -> None:
+        if self.is_last and spot.mask is None:
+            dtype = self.kernel.results[0].dtype
+            vector = self.b.value(value, types.vector(computed_in(dtype), self.lanes))
+            self.b.store(self.b.cast(vector, dtype), self.b[name], spot.places[name], streams=True)
+            return
         self.store(value, name, spot.places[name], self.inner_stride(name), spot.mask)
 
     def inner_stride(self, name: str) -> Operand:
@@ -414,6 +452,18 @@ class _RowsBuilder(StridedBuilder):
             )
         for index, value in enumerate(values):
             self.write(value, f"y{index}", spot)
+            if not self.is_last and (self.is_held or not self.staged or index or self.stage != "y0"):
+                self.ask(f"y{index}", spot)
+
+    def ask(self, name: str, spot: _Spot) -> None:
+        """Ask for the line that will be needed a little later; of a short row, it is in another one."""
+        b = self.b
+        stride = self.inner_stride(name)
+        if name == "scratch" or self.by_column or isinstance(stride, Value) or stride != 1:
+            return
+        buffer = b[name]
+        bytes = buffer.type.dtype.bits // 8
+        b.prefetch(buffer, b.add(spot.places[name], AHEAD_BYTES // bytes), writes=name[0] != "x")
 
     # ---- passes ------------------------------------------------------------------------------------------------------
 
@@ -477,6 +527,22 @@ class _RowsBuilder(StridedBuilder):
             self.advance(self.spot(places, i, mask, 0), values, step)
 
         return self.repeated(whole, length, self.lanes, following, rest)
+
+    def stream(self, starts: dict[str, Operand], step: Step) -> None:
+        """The last pass on a row whose vectors lie where the result's are aligned; before them and behind are masks."""
+        b, length = self.b, self.size(self.rows[-1])
+        places = {name: starts[name] for name in [*self.tensors, *(["scratch"] if self.staged else [])]}
+        bytes = self.lanes * (self.kernel.results[0].dtype.bits // 8)
+        first = b.min(b.until_aligned(b["y0"], starts["y0"], bytes), length)
+        whole = b.add(first, b.mul(b.div(b.sub(length, first), self.lanes), self.lanes))
+        self.is_last = True
+        with b.when(b.lt(0, first)):
+            self.advance(self.spot(places, 0, b.tail_mask(first, self.lanes), 0), [], step)
+        with b.loop(first, whole, self.lanes) as i:
+            self.advance(self.spot(places, i, None, 0), [], step)
+        with b.when(b.lt(whole, length)):
+            self.advance(self.spot(places, whole, b.tail_mask(b.sub(length, whole), self.lanes), 0), [], step)
+        self.is_last = False
 
     def set(self, places: dict[str, Operand], i: Operand, totals: list[Value], step: Step) -> None:
         """Vectors that are worked on side by side."""
