@@ -2,7 +2,9 @@
 
 A map whose result is read by one other kernel only, element for element, becomes part of that kernel: of another map's
 body, or of the prologue of a reduction or of rows. What is left after a product, a convolution, a pool, a reduction or
-rows becomes its epilogue, if nothing else reads the kernel's own result.
+rows becomes its epilogue, if nothing else reads the kernel's own result. Of the maps that are left, one that reads what
+another makes becomes one with it even if others read that too, and has the results of both: so an optimizer's update of
+a parameter and its averages reads and writes each of them once.
 
     %0 = kernel.gemm %x, %w : f32[n, 64]                    %0 = kernel.gemm %x, %w, %bias : f32[n, 64] epilogue {
     %1 = kernel.map %0, %bias body {add, maximum 0}   ->      (%sum, %b): add, maximum 0 }
@@ -21,6 +23,7 @@ from ..graph.location import fuse
 from ..graph.lowerings.builder import KernelBuilder, dtype_of
 from ..graph.types import TensorType
 from .base import Pass
+from .join_maps import join_with_source
 
 if TYPE_CHECKING:
     from ..graph.module import Module
@@ -44,6 +47,7 @@ class FuseKernels(Pass):
             for block in _blocks(function.block):
                 self._sweep(block, module, context, _into_consumer)
                 self._sweep(block, module, context, _into_producer)
+                self._sweep(block, module, context, join_with_source)
         return context.applications > before
 
     def _sweep(

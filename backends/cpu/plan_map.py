@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
 @plans("kernel.map")
 def plan_map(planner: Planner, op: Operation) -> None:
-    """A map takes the order of axes that its largest operand has."""
+    """A map takes the order of axes that its largest operand has; but what only leaves the segment is row-major, if
+    most of what it is made of is."""
     shape = planner.shape(op.results[0])
     sources = [planner.view(value).broadcast(shape) for value in op.operand_values]
     order = order_of(planner, op.operand_values, shape)
+    if order != tuple(range(len(shape))) and _leaves_in_order(planner, op, sources):
+        order = tuple(range(len(shape)))
+        sources = [planner.contiguous(view) if _is_full(view) else view for view in sources]
     targets = [planner.new(result, order) for result in op.results]
     block = op.regions["body"].block
     emit(planner, f"map_{_label(block)}", body_of(block), (signature(block),), sources, targets, cost(block))
@@ -106,11 +110,25 @@ def order_of(planner: Planner, operands: Sequence[Value], shape: Shape) -> tuple
     best: Strided | None = None
     for value in operands:
         view = planner.view(value)
-        if view.shape != tuple(shape) or any(s == 0 and n > 1 for s, n in zip(view.strides, view.shape, strict=True)):
+        if view.shape != tuple(shape) or not _is_full(view):
             continue
         if best is None or (_is_row_major(best) and not _is_row_major(view.layout)):
             best = view.layout
     return tuple(range(len(shape))) if best is None else best.order()
+
+
+def _leaves_in_order(planner: Planner, op: Operation, sources: Sequence[View]) -> bool:
+    """Whether all results are outputs of the segment that nothing in it reads, and most sources are row-major."""
+    outputs = planner.segment.outputs
+    if not all(result in outputs and all(user.is_terminator for user in result.users) for result in op.results):
+        return False
+    full = [view for view in sources if _is_full(view)]
+    return 2 * sum(_is_row_major(view.layout) for view in full) > len(full)
+
+
+def _is_full(view: View) -> bool:
+    """Whether it is not broadcast."""
+    return not any(stride == 0 and size > 1 for stride, size in zip(view.strides, view.shape, strict=True))
 
 
 def _is_row_major(layout: Strided) -> bool:
