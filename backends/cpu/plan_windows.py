@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 # An image of at most so many channels that is not channels last is convolved as it lies.
 PLANAR_CHANNELS = 4
-_DIMS = ("image", "plane", "row", "pixel", "channel")
+DIMS = ("image", "plane", "row", "pixel", "channel")
 
 
 @dataclass(frozen=True)
@@ -259,11 +259,11 @@ def _convolve(
     """Call the convolution of x, which begins `start` elements further on, to y; the other views are the epilogue's."""
     x, y, *extras = views
     groups = int(op.attr("group"))
-    places, machine = _three(y.shape[2:]), planner.machine
-    planes, rows, pixels = _places(places, static)
+    places, machine = three(y.shape[2:]), planner.machine
+    planes, rows, pixels = places_of(places, static)
     conv = Conv(
         window, x.shape[1] // groups, y.shape[1] // groups, y.dtype, groups, planes, rows, pixels,
-        _layout(x, static, True), _layout(y, static), _epilogue(op, extras, static),
+        layout_of(x, static, True), layout_of(y, static), _epilogue(op, extras, static),
     )  # fmt: skip
     tiling = choose_conv_tiling(conv, machine)
     fewer = None
@@ -297,7 +297,7 @@ def _convolve_winograd(
     """Call Winograd's convolution, of constant filters."""
     x, y, *extras = views
     assert filters.key is not None
-    images, (_, rows, pixels) = y.shape[0], _three(y.shape[2:])
+    images, (_, rows, pixels) = y.shape[0], three(y.shape[2:])
     key = ("winograd", _without_body(conv), tiling, finishing_key(op))
     name = f"winograd_{tiling.size}_{conv.channels}_{conv.outputs}"
     compiled = planner.library.get(key, lambda name: build_winograd(name, conv, tiling), name)
@@ -327,10 +327,10 @@ def plan_conv_transpose(planner: Planner, op: Operation) -> None:
     window = definition.window(op, [planner.shape(source), w.shape])
     before, _ = transposed_sizes(op, window, planner.shape(source)[2:])
     phases = transposed_phases(
-        Window.of(w.shape[2:], window.strides, window.dilations), _three(before, 0), _three(shape[2:])
+        Window.of(w.shape[2:], window.strides, window.dilations), three(before, 0), three(shape[2:])
     )
     rank, order = len(shape) - 2, channels_last(len(shape))
-    halos = [phase.halo(_three(planner.shape(source)[2:])) for phase in phases]
+    halos = [phase.halo(three(planner.shape(source)[2:])) for phase in phases]
     low, high = (tuple(max(halo[side][d] for halo in halos) for d in range(3 - rank, 3)) for side in (0, 1))
     x = padded(planner, planner.view(source), Geometry((), (), (), low, high), order)
     y = planner.new(op.result, order)
@@ -382,10 +382,10 @@ def convolve_depthwise(
     planner: Planner, op: Operation, geometry: Geometry, x: View, y: View, extras: Sequence[View], static: bool
 ) -> None:
     """Call the convolution of each channel with its own filter."""
-    places, machine, weight = _three(y.shape[2:]), planner.machine, op.operand_values[1]
-    planes, rows, pixels = _places(places, static)
+    places, machine, weight = three(y.shape[2:]), planner.machine, op.operand_values[1]
+    planes, rows, pixels = places_of(places, static)
     kernel = Depthwise(
-        geometry.window, y.shape[1], y.dtype, planes, rows, pixels, _layout(x, static, True), _layout(y, static),
+        geometry.window, y.shape[1], y.dtype, planes, rows, pixels, layout_of(x, static, True), layout_of(y, static),
         _epilogue(op, extras, static),
     )  # fmt: skip
     tiling = choose_depthwise_tiling(kernel, machine)
@@ -413,11 +413,11 @@ def plan_pool(planner: Planner, op: Operation) -> None:
     y = planner.new(op.result, order)
     extras = [readable(planner, planner.view(value).broadcast(shape)) for value in extras_of(op)]
     static = planner.is_static(op.result) and planner.is_static(source)
-    places, machine = _three(shape[2:]), planner.machine
-    planes, rows, pixels = _places(places, static)
+    places, machine = three(shape[2:]), planner.machine
+    planes, rows, pixels = places_of(places, static)
     pool = Pool(
         str(op.attr("kind")), geometry.window, shape[1] if static else None, y.dtype,
-        bool(op.attr("count_include_pad")), planes, rows, pixels, _layout(x, static, True), _layout(y, static),
+        bool(op.attr("count_include_pad")), planes, rows, pixels, layout_of(x, static, True), layout_of(y, static),
         _epilogue(op, extras, static),
     )  # fmt: skip
     key = ("pool", _without_body(pool), finishing_key(op))
@@ -426,35 +426,35 @@ def plan_pool(planner: Planner, op: Operation) -> None:
     blocks = pool_blocks(pool, machine, places[1], shape[1], planner.threads)
     given = _arguments(planner, 0, x, y, extras) | {"channels": shape[1]}
     given |= {"row_blocks": blocks.rows, "channel_blocks": blocks.channels}
-    parts = ("size", _three(x.shape[2:])), ("before", _three(geometry.before, 0)), ("after", _three(geometry.after, 0))
+    parts = ("size", three(x.shape[2:])), ("before", three(geometry.before, 0)), ("after", three(geometry.after, 0))
     for part, numbers in parts:
-        given |= {f"{dim}_{part}": number for dim, number in zip(_DIMS[1:4], numbers, strict=True)}
+        given |= {f"{dim}_{part}": number for dim, number in zip(DIMS[1:4], numbers, strict=True)}
     units = pool_units(y.shape[0], places[0], blocks) if y.layout.size else 0
     planner.call(compiled, pool_arguments(pool), given, units, 1.0 * y.layout.size * geometry.window.taps)
 
 
 def _arguments(planner: Planner, start: int, x: View, y: View, extras: Sequence[View]) -> dict[str, Argument]:
     """Buffers, extents and strides by name; what is read of x begins `start` elements further on."""
-    planes, rows, pixels = _three(y.shape[2:])
+    planes, rows, pixels = three(y.shape[2:])
     given: dict[str, Argument] = {"images": y.shape[0], "planes": planes, "rows": rows, "pixels": pixels}
     for name, view in (("x", x), ("y", y), *((f"e{index}", view) for index, view in enumerate(extras))):
         given[name] = planner.buffer(view, start if name == "x" else 0)
-        given |= {f"{name}_{dim}": stride for dim, stride in zip(_DIMS, _strides(view, name == "x"), strict=True)}
+        given |= {f"{name}_{dim}": stride for dim, stride in zip(DIMS, strides_of(view, name == "x"), strict=True)}
     return given
 
 
-def _places(places: Sequence[int], static: bool) -> list[int | None]:
+def places_of(places: Sequence[int], static: bool) -> list[int | None]:
     """Extents as numbers where they are known; one plane always is."""
     planes, rows, pixels = (number if static else None for number in places)
     return [1 if places[0] == 1 else planes, rows, pixels]
 
 
-def _three(spatial: Sequence[int], missing: int = 1) -> tuple[int, int, int]:
+def three(spatial: Sequence[int], missing: int = 1) -> tuple[int, int, int]:
     depth, height, width = (missing,) * (3 - len(spatial)) + tuple(spatial)
     return depth, height, width
 
 
-def _strides(view: View, is_read_around: bool = False) -> tuple[int, ...]:
+def strides_of(view: View, is_read_around: bool = False) -> tuple[int, ...]:
     """Strides of image, plane, row, pixel, channel; 0 for dims of size 1, unless windows read around the image."""
     strides = [
         stride if size > 1 or (is_read_around and axis > 1) else 0
@@ -464,8 +464,8 @@ def _strides(view: View, is_read_around: bool = False) -> tuple[int, ...]:
     return strides[0], *(0,) * missing, *strides[2:], view.strides[1]
 
 
-def _layout(view: View, static: bool, is_read_around: bool = False) -> Layout:
-    image, plane, row, pixel, channel = _strides(view, is_read_around)
+def layout_of(view: View, static: bool, is_read_around: bool = False) -> Layout:
+    image, plane, row, pixel, channel = strides_of(view, is_read_around)
 
     def size(stride: int) -> int | None:
         return stride if static else 0 if stride == 0 else None
@@ -478,8 +478,8 @@ def _epilogue(op: Operation, extras: Sequence[View], static: bool) -> ImageEpilo
     body = finishing(op)
     if body is None:
         return ImageEpilogue()
-    operands = tuple(ImageOperand(f"e{index}", view.dtype, _layout(view, static)) for index, view in enumerate(extras))
-    return ImageEpilogue(operands, body)
+    operands = [ImageOperand(f"e{index}", view.dtype, layout_of(view, static)) for index, view in enumerate(extras)]
+    return ImageEpilogue(tuple(operands), body)
 
 
 def _without_body(kernel: Any) -> Any:

@@ -3,6 +3,7 @@
 from . import (
     plan_attention,
     plan_concat,
+    plan_conv_weight,
     plan_gemm,
     plan_map,
     plan_moves,
@@ -13,6 +14,6 @@ from . import (
 )
 
 __all__ = [
-    "plan_attention", "plan_concat", "plan_gemm", "plan_map", "plan_moves", "plan_recurrent", "plan_resample",
-    "plan_rows", "plan_windows",
+    "plan_attention", "plan_concat", "plan_conv_weight", "plan_gemm", "plan_map", "plan_moves", "plan_recurrent",
+    "plan_resample", "plan_rows", "plan_windows",
 ]  # fmt: skip

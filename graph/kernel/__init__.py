@@ -5,8 +5,19 @@
 Importing this package registers the operators and nothing else.
 """
 
-from . import attention_ops, element_ops, index_ops, kernel_ops, loop_ops, recurrent_ops, scalar_ops, view_ops
+from . import (
+    attention_ops,
+    element_ops,
+    gradient_ops,
+    index_ops,
+    kernel_ops,
+    loop_ops,
+    recurrent_ops,
+    scalar_ops,
+    view_ops,
+)
 
 __all__ = [
-    "attention_ops", "element_ops", "index_ops", "kernel_ops", "loop_ops", "recurrent_ops", "scalar_ops", "view_ops",
+    "attention_ops", "element_ops", "gradient_ops", "index_ops", "kernel_ops", "loop_ops", "recurrent_ops",
+    "scalar_ops", "view_ops",
 ]  # fmt: skip

@@ -25,7 +25,7 @@ Lowering: TypeAlias = "Callable[[Operation, KernelBuilder], Sequence[Value] | No
 _Function = TypeVar("_Function", bound="Callable[..., object]")
 _rules: dict[tuple[str, str], Lowering] = {}
 _FAMILIES = (
-    "attention", "casts", "convolution", "elementwise", "indexing", "matmul", "movement", "normalization",
+    "attention", "casts", "convolution", "elementwise", "gradients", "indexing", "matmul", "movement", "normalization",
     "quantization", "recurrent", "reduction",
 )  # fmt: skip
 _loaded: list[str] = []

@@ -1,0 +1,64 @@
+"""Gradients on the cpu target: the same as the reference interpreter's, by kernels alone, for any number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from gradient_checks import model, normal
+
+import tilewright
+
+Feeds = dict[str, np.ndarray]
+
+
+def check(
+    function: Callable[..., Any], feeds: Feeds, kernel: str, open_dims: bool = False, dtype: Any = np.float32
+) -> None:
+    """The gradient of sum(tanh(function)) with respect to all float inputs; `kernel` names one that must be used."""
+    wrt = [name for name, array in feeds.items() if array.dtype.kind == "f"]
+    given = {name: array.astype(dtype) if name in wrt else array for name, array in feeds.items()}
+    whole = model(lambda b, **x: b.reduce_sum(b.tanh(function(b, **x)), keepdims=0), given, open_dims=open_dims)
+    graph = tilewright.gradient(whole, "y0", wrt)
+    expected = tilewright.compile(graph, target="reference").run(given)
+    executables = [tilewright.compile(graph, target="cpu", threads=threads) for threads in (1, 3)]
+    one, several = (executable.run(given) for executable in executables)
+    report = executables[0].report()
+    assert not report["host_steps"]
+    assert any(name.startswith(kernel) for name in report["kernels"]), report["kernels"]
+    for name, value in expected.items():
+        tolerance = (2e-5 if dtype is np.float32 else 1e-11) * np.abs(value).max()
+        np.testing.assert_allclose(one[name], value, rtol=0, atol=tolerance, err_msg=name)
+        assert np.array_equal(one[name], several[name]), name
+
+
+CONVOLUTIONS = [
+    ((2, 5, 6, 7), (9, 5, 3, 3), {"pads": [1, 1, 1, 1]}),
+    ((3, 4, 7, 6), (35, 4, 3, 3), {"pads": [1, 1, 1, 1], "strides": [2, 2]}),
+    ((2, 3, 9, 8), (4, 3, 3, 2), {"dilations": [2, 3], "pads": [2, 0, 1, 3]}),
+    ((2, 17, 5, 5), (6, 17, 1, 1), {"strides": [2, 1]}),
+    ((2, 6, 5, 5), (9, 2, 3, 3), {"pads": [1, 1, 1, 1], "group": 3}),
+    ((2, 6, 5, 5), (6, 1, 3, 3), {"pads": [1, 1, 1, 1], "group": 6}),
+    ((2, 4, 23), (5, 4, 4), {"strides": [2], "pads": [1, 2]}),
+    ((2, 2, 4, 5, 4), (3, 2, 2, 3, 3), {"pads": [0, 1, 1, 1, 1, 1], "strides": [1, 2, 1]}),
+]
+
+
+@pytest.mark.parametrize(("x", "w", "attributes"), CONVOLUTIONS, ids=lambda item: str(item))
+def test_convolutions(x: Any, w: Any, attributes: dict[str, Any]) -> None:
+    feeds = {"x": normal(*x), "w": normal(*w)}
+    check(lambda b, x, w: b.conv(x, w, **attributes), feeds, "conv_weight")
+
+
+@pytest.mark.parametrize(("x", "w", "attributes"), CONVOLUTIONS[1:3], ids=lambda item: str(item))
+def test_convolutions_of_open_dims(x: Any, w: Any, attributes: dict[str, Any]) -> None:
+    attributes = {**attributes, "kernel_shape": list(w[2:])}
+    feeds = {"x": normal(*x), "w": normal(*w)}
+    check(lambda b, x, w: b.conv(x, w, **attributes), feeds, "conv_weight", open_dims=True, dtype=np.float64)
+
+
+def test_a_long_sum_is_cut_into_parts() -> None:
+    feeds = {"x": normal(4, 3, 32, 32), "w": normal(8, 3, 3, 3)}
+    check(lambda b, x, w: b.conv(x, w, pads=[1, 1, 1, 1]), feeds, "add_8_parts")
