@@ -6,6 +6,7 @@ import), `UnresolvedData` only knows its hash: it prints and compares, and fails
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import os
@@ -49,6 +50,16 @@ class MappedFile:
             if found is None:
                 found = cls._open[key] = cls(Path(path).resolve(), file)
             return found
+
+    def release(self, offset: int, length: int) -> None:
+        """Give the whole pages of a range back to the system; who reads them again gets them from the file."""
+        if self._map is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        begin = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = self.size if offset + length == self.size else (offset + length) // mmap.PAGESIZE * mmap.PAGESIZE
+        if begin < end:
+            with contextlib.suppress(OSError):  # a page that is locked in memory stays there
+                self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
     @classmethod
     def is_open(cls, path: str | os.PathLike[str]) -> bool:
@@ -103,6 +114,9 @@ class TensorData:
     def write_to(self, file: BinaryIO) -> None:
         """Write `raw()` to a binary file."""
         file.write(self.raw())
+
+    def release(self) -> None:
+        """Say that the numbers are not needed for now: memory that can be filled again from a file is given back."""
 
     @cached_property
     def sha256(self) -> str:
@@ -174,6 +188,9 @@ class MappedData(TensorData):
 
     def numpy(self) -> np.ndarray:
         return from_raw(self.raw(), self.dtype, self.shape)
+
+    def release(self) -> None:
+        self.file.release(self.offset, self.length)
 
     def write_to(self, file: BinaryIO) -> None:
         """Copy file to file inside the kernel, so that the pages do not enter this process's memory."""

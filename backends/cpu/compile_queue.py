@@ -105,9 +105,8 @@ class CompileQueue:
     def _feed(self) -> None:
         """Give tasks to a process of this thread's own. Whatever happens to it, a task that it has is done here."""
         process = _started()
-        target = "\n".join((self.machine.triple, self.machine.cpu, self.machine.features))
         while (task := self._next(wait=True)) is not None:
-            answer = None if process is None else _asked(process, f"{target}\n\n{task.text}".encode())
+            answer = None if process is None else _asked(process, _message(task.text, self.machine))
             if not answer:
                 _ended(process)
                 process = None
@@ -119,6 +118,25 @@ class CompileQueue:
                 task.error = RuntimeError(f"LLVM: {answer[1:].decode(errors='replace')}")
             task.done.set()
         _ended(process)
+
+
+def asked_once(text: str = "", machine: Machine | None = None) -> bytes | None:
+    """What a process of its own makes of `text`, or the facts of the host, so that LLVM need not be loaded here.
+
+    None if that went wrong: whoever wants to know why tries it here.
+    """
+    process = _started() if sys.executable and not getattr(sys, "frozen", False) else None
+    if process is None:
+        return None
+    try:
+        answer = _asked(process, b"" if machine is None else _message(text, machine))
+    finally:
+        _ended(process)
+    return answer[1:] if answer and answer[0] else None
+
+
+def _message(text: str, machine: Machine) -> bytes:
+    return f"{machine.triple}\n{machine.cpu}\n{machine.features}\n\n{text}".encode()
 
 
 def _started() -> subprocess.Popen[bytes] | None:

@@ -4,11 +4,12 @@ llvmlite lets one thread at a time into LLVM, so several kernels are compiled at
 process needs nothing but the standard library and llvmlite, whose folder is its argument, so it starts fast and
 whatever the calling program is. It reads tasks from standard input and writes results to standard output: a length of
 8 bytes and so many bytes. A task is the target (triple, cpu, features, one a line), an empty line, and the IR; a result
-is a byte that says whether it went well, and the object file or the error.
+is a byte that says whether it went well, and the object file or the error. The empty task asks for `host_facts`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import sys
@@ -22,6 +23,19 @@ PASSES = (
 )  # fmt: skip
 
 _LENGTH = struct.Struct("<q")
+
+
+def host_facts() -> dict[str, Any]:
+    """The processor's name and features, and the triple of this process."""
+    from llvmlite import binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return {
+        "cpu": llvm.get_host_cpu_name(),
+        "features": dict(llvm.get_host_cpu_features()),
+        "triple": llvm.get_process_triple(),
+    }
 
 
 def target_machine(triple: str, cpu: str, features: str) -> Any:
@@ -71,15 +85,21 @@ def receive(stream: BinaryIO) -> bytes | None:
     return content if len(content) == length else None
 
 
+def _answer(task: str) -> bytes:
+    if not task:
+        return json.dumps(host_facts()).encode()
+    target, text = task.split("\n\n", 1)
+    return compiled(text, *target.split("\n"))
+
+
 def main() -> None:
     # Whatever else writes to standard output must not come between the results.
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     sys.path.insert(0, sys.argv[1])
     while (task := receive(sys.stdin.buffer)) is not None:
-        target, text = task.decode().split("\n\n", 1)
         try:
-            answer = b"\1" + compiled(text, *target.split("\n"))
+            answer = b"\1" + _answer(task.decode())
         except Exception as error:
             answer = b"\0" + str(error).encode()
         send(results, answer)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import os
 import threading
 import time
@@ -16,6 +19,7 @@ from ...graph import types
 from ...graph.clone import clone_module
 from ...graph.control_flow import run_regions
 from ...graph.core import Block, Operation, Value
+from ...graph.data import TensorData
 from ...graph.diagnostics import Diagnostic, ExecutionError, UsageError
 from ...graph.evaluation import as_results
 from ...graph.evaluator import Evaluator
@@ -61,6 +65,8 @@ class CpuExecutable(Executable):
         self.threads = threads or default_threads()
         if module.level == "onnx":
             PassManager.parse(PIPELINE).run(self.module)
+            gc.collect()  # what passes took out holds weights, too, and graphs are circular
+        _release_constants(self.module)
         self._block = self.module.main.block
         self._shared = shared or Shared(KernelLibrary(machine()), self.threads, tuner=_tuner(tune))
         self._evaluator = Evaluator(self.module.functions)
@@ -73,6 +79,9 @@ class CpuExecutable(Executable):
         self._last: tuple[tuple[Shape, ...], Program] | None = None
         self._direct = _Direct.of(self._block, self._steps[self._block])
         self._plan_static()
+        for program in self._programs.values():
+            program.touch()
+        _trim_heap()
 
     def _split(self, block: Block, planned: Set[Value]) -> None:
         """The steps of a block and of those inside."""
@@ -291,6 +300,20 @@ class _Direct:
 def is_control_flow(op: Operation) -> bool:
     """Whether `op` runs blocks of the model."""
     return bool(op.regions) and op.definition.domain != "kernel"
+
+
+def _release_constants(module: Module) -> None:
+    """Give back the memory that weights in files have taken while passes looked at them."""
+    for op in module.walk():
+        data = op.attributes.get("value") if op.name == "const" else None
+        if isinstance(data, TensorData):
+            data.release()
+
+
+def _trim_heap() -> None:
+    """Give back what packing weights has left free on the heap; the GNU C library keeps it otherwise."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _tuner(tune: str) -> Tuner | None:

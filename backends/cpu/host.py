@@ -10,7 +10,6 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ... import __version__
 
@@ -32,29 +31,20 @@ class HostFacts:
 
 @cache
 def host_facts() -> HostFacts:
+    from . import compile_worker
     from .cache import DiskCache, cache_folder, prepare
+    from .compile_queue import asked_once
 
     key, folder = _key(), cache_folder()
     disk = DiskCache(folder) if key and folder is not None and not prepare(folder) else None
     kept = disk.read(key) if disk is not None else None
     if kept is not None:
         return HostFacts(**json.loads(kept))
-    found = _asked()
-    if disk is not None:
-        disk.write(key, json.dumps(found).encode())
-    return HostFacts(**found)
-
-
-def _asked() -> dict[str, Any]:
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    return {
-        "cpu": llvm.get_host_cpu_name(),
-        "features": dict(llvm.get_host_cpu_features()),
-        "triple": llvm.get_process_triple(),
-    }
+    if disk is None:
+        return HostFacts(**compile_worker.host_facts())
+    found = asked_once() or json.dumps(compile_worker.host_facts()).encode()
+    disk.write(key, found)
+    return HostFacts(**json.loads(found))
 
 
 def _key() -> str:

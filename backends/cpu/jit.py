@@ -41,13 +41,15 @@ def object_code_of_text(text: str, machine: Machine) -> bytes:
 def stored_object_code(text: str, machine: Machine) -> bytes:
     """Machine code of LLVM IR that every process needs: from the user's cache, if it is there."""
     from .cache import default_cache, key_of
+    from .compile_queue import asked_once
 
     disk, key = default_cache(), key_of(text, machine)
-    code = disk.read(key) if disk is not None else None
+    if disk is None:
+        return object_code_of_text(text, machine)
+    code = disk.read(key)
     if code is None:
-        code = object_code_of_text(text, machine)
-        if disk is not None:
-            disk.write(key, code)
+        code = asked_once(text, machine) or object_code_of_text(text, machine)
+        disk.write(key, code)
     return code
 
 

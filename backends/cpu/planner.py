@@ -160,10 +160,17 @@ class Shared:
     tuner: Tuner | None = None
 
     def kept(self, key: Hashable, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """The array of `key`; `make` makes it when it is first asked for."""
+        """The array of `key`; `make` makes it when it is first asked for.
+
+        Constants in the key are what it is made from; their own pages are hardly needed after that.
+        """
         found = self.packed.get(key)
         if found is None:
             found = self.packed[key] = make()
+            for part in key if isinstance(key, tuple) else ():
+                data = data_of(part) if isinstance(part, Value) else None
+                if data is not None:
+                    data.release()
         return found
 
 

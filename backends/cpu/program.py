@@ -28,6 +28,7 @@ NULL, ARENA, FIRST_FREE = 0, 1, 2
 # So many runs of a program at the same time find an arena that was used before.
 MOST_ARENAS = 4
 _BYTE = ctypes.c_char
+_PAGE = 4096
 
 
 class Outline:
@@ -203,6 +204,19 @@ class Program:
         fresh = iter(made)
         count = len(made) + len(self.known)
         return [self.known[index] if index in self.known else next(fresh) for index in range(count)]
+
+    def touch(self) -> None:
+        """Read one byte of each page of constants in files, so that no run has to wait for them.
+
+        Not of tables that rows are gathered from: few of their pages are needed, and they may be large.
+        """
+        storages = {
+            argument.storage for call in self.calls if not call.kernel.name.startswith("gather")
+            for argument in call.arguments if isinstance(argument, Buffer)
+        }  # fmt: skip
+        for storage in storages:
+            if storage is not None and storage.array is not None and not storage.array.flags.writeable:
+                storage.array.reshape(-1).view(np.uint8)[::_PAGE].sum()
 
     def _empty(self, places: Mapping[int, np.ndarray | None]) -> list[np.ndarray]:
         """The arrays that outputs are made in."""
