@@ -29,6 +29,7 @@ from .kernels.conv import (
     conv_tilings,
     conv_units,
     packed_filters,
+    panels_outside,
     part_bounds,
 )
 from .kernels.conv_transpose import phase_filters, transposed_phases
@@ -275,6 +276,8 @@ def _convolve(
     if filters.key is None and tiling.together > 1:  # groups that share a vector are packed when compiling only
         apart = [each for each in conv_tilings(conv, machine) if each.together == 1]
         tiling = min(apart, key=lambda each: conv_cycles(conv, each, machine))
+    outside = choose(lambda *sizes: panels_outside(conv, tiling, machine, *sizes), y.shape[0], *places[1:])
+    tiling = replace(tiling, panels_outside=outside)
     key = ("conv", _without_body(conv), tiling, finishing_key(op))
     name = f"conv_{'x'.join(map(str, window.kernel))}_{conv.channels}_{conv.outputs}"
     compiled = planner.library.get(key, lambda name: build_conv(name, conv, tiling), name)

@@ -138,6 +138,12 @@ def test_input_channels_in_parts(parts: int, planar: bool) -> None:
     case.run(replace(TINY, parts=parts))
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_panels_outside(groups: int) -> None:
+    case = Case((3, 4), 3, 19, (3, 3), pads=1, images=3, groups=groups)
+    case.run(replace(TINY, panels_outside=True), blocks=2)
+
+
 @pytest.mark.parametrize("rows", [2, 3])
 @pytest.mark.parametrize("blocks", [1, 2, 5])
 def test_tiles_of_several_rows(rows: int, blocks: int) -> None:

@@ -14,7 +14,8 @@ channel.
           taps, input channels: registers
 
 Panels are the inner part of a unit's number: all panels of a block of rows follow each other, while its input lies in
-the second-level cache.
+the second-level cache. Of many small images with large filters they are the outer part, so that a panel's filters stay
+there instead.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class Conv:
 class ConvTiling:
     """`rows` x `pixels` outputs times `vectors` of `lanes` channels in registers; input channels in `parts` parts.
 
-    Of groups with few channels `together` ones share a vector.
+    Of groups with few channels `together` ones share a vector. `panels_outside`: panels are the outer part of a unit's
+    number.
     """
 
     rows: int
@@ -94,6 +96,7 @@ class ConvTiling:
     lanes: int
     parts: int = 1
     together: int = 1
+    panels_outside: bool = False
 
     @property
     def columns(self) -> int:
@@ -186,6 +189,16 @@ def conv_blocks(conv: Conv, tiling: ConvTiling, machine: Machine, rows: int, pix
     return max(1, min(blocks, -(-rows // tiling.rows)))
 
 
+def panels_outside(conv: Conv, tiling: ConvTiling, machine: Machine, images: int, rows: int, pixels: int) -> bool:
+    """Whether reading all images for each panel of filters is less than reading all filters for each image."""
+    size = computed_in(conv.dtype).numpy.itemsize
+    _, height, width = conv.window.strides
+    filters = conv.groups * conv.depth * conv.outputs * size
+    image = conv.groups * conv.channels * rows * height * pixels * width * size
+    panels = -(-conv.outputs // tiling.columns)
+    return images > 1 and filters > machine.l2 // 2 and panels * image < filters
+
+
 # ---- interface -------------------------------------------------------------------------------------------------------
 
 
@@ -261,13 +274,12 @@ class _ConvBuilder:
         epilogue = Epilogue(operands, conv.epilogue.body)
         self.body = epilogue_body(self.b, "epilogue", epilogue, tiling.lanes, self.computed)
         self.functions: dict[tuple[int, ...], str] = {}
-        self.prefetches = _tile_count(conv, tiling) <= PREFETCH_TILES
+        self.prefetches = _tile_count(conv, tiling) <= PREFETCH_TILES and not tiling.panels_outside
 
     def module(self) -> Module:
         b, n, conv = self.b, self.n, self.conv
         with b.loop(b["begin"], b["end"]) as unit:
-            panel = b.rem(unit, self.panels) if self.panels > 1 else 0
-            rest = b.div(unit, self.panels)
+            panel, rest = self.panel(unit)
             group = b.rem(rest, conv.groups) if conv.groups > 1 else 0
             rest = b.div(rest, conv.groups)
             block, rest = b.rem(rest, n["blocks"]), b.div(rest, n["blocks"])
@@ -276,6 +288,16 @@ class _ConvBuilder:
             image = rest if one_plane else b.div(rest, n["planes"])
             self.unit({"image": image, "plane": plane}, block, group, panel)
         return b.module()
+
+    def panel(self, unit: Value) -> tuple[Operand, Operand]:
+        """The panel of a unit, and the number of the rest."""
+        b, n = self.b, self.n
+        if self.panels == 1:
+            return 0, unit
+        if not self.tiling.panels_outside:
+            return b.rem(unit, self.panels), b.div(unit, self.panels)
+        others = b.mul(b.mul(n["images"], n["planes"]), b.mul(n["blocks"], self.conv.groups))
+        return b.div(unit, others), b.rem(unit, others)
 
     def unit(self, place: dict[str, Operand], block: Operand, group: Operand, panel: Operand) -> None:
         """One panel of a block of rows."""
