@@ -16,8 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..graph.core import Block, Operation, Region, Value
-from ..graph.kernel.bodies import interpret, trace
+from ..graph.dtypes import f32, i32
+from ..graph.kernel.bodies import cost, interpret, trace
+from ..graph.kernel.integer_ops import INTEGER_PRODUCTS
 from ..graph.kernel.kernel_base import KernelOp
 from ..graph.location import fuse
 from ..graph.lowerings.builder import KernelBuilder, dtype_of
@@ -77,7 +81,8 @@ class Fuser:
         attributes: dict[str, Any],
         at: Operation,
     ) -> None:
-        """A kernel like `root` in front of `at` for both; `at` is the later of the two."""
+        """A kernel like `root` in front of `at` for both; `at` is the later of the two. The other one stays if it has
+        further readers."""
         with self.context.rewrite(self.module, "fuse-kernels", self.op) as rewriter:
             assert at.parent is not None
             location = fuse("", [other.location, self.op.location])
@@ -86,7 +91,8 @@ class Fuser:
             self.made = builder.create(root.definition, operands, attributes, result_types=types, regions=regions)
             rewriter.replace(at, self.made.results)
             earlier = other if at is self.op else self.op
-            rewriter.erase(earlier)
+            if not any(result.uses for result in earlier.results):
+                rewriter.erase(earlier)
 
 
 def _blocks(block: Block) -> list[Block]:
@@ -110,7 +116,8 @@ def _into_consumer(op: Operation, fuser: Fuser) -> bool:
         inner = value.producer
         if inner is None or inner.name != "kernel.map" or len(inner.results) != 1 or inner.parent is not op.parent:
             continue
-        if set(value.users) != {op} or value in extras or not _covers(value, op, sources):
+        is_shared = set(value.users) != {op}
+        if (is_shared and not _widens_bytes(inner)) or value in extras or not _covers(value, op, sources):
             continue
         merged = list(dict.fromkeys([v for v in sources if v is not value] + list(inner.operand_values)))
         if len(merged) + len(extras) > MAX_OPERANDS:
@@ -123,6 +130,17 @@ def _into_consumer(op: Operation, fuser: Fuser) -> bool:
         fuser.replace(inner, op, [*merged, *extras], regions, attributes, op)
         return True
     return False
+
+
+def _widens_bytes(op: Operation) -> bool:
+    """Whether a map makes wider numbers of one tensor of bytes, with little arithmetic."""
+    types = [value.type for value in (op.result, *op.operand_values)]
+    tensors = [type for type in types if isinstance(type, TensorType)]
+    whole = [each for each in tensors[1:] if each.shape == tensors[0].shape]
+    return (
+        len(tensors) == len(types) and len(whole) == 1 and whole[0].dtype.bits == 8 and tensors[0].dtype.bits > 8
+        and cost(op.regions["body"].block) <= 4
+    )  # fmt: skip
 
 
 def _composed(
@@ -157,6 +175,8 @@ def _covers(value: Value, op: Operation, sources: Sequence[Value]) -> bool:
 
 # What can have an epilogue, the costliest to leave without one first.
 _ROOTS = (
+    "kernel.integer_conv",
+    "kernel.integer_gemm",
     "kernel.conv",
     "kernel.conv_transpose",
     "kernel.gemm",
@@ -182,6 +202,7 @@ def _into_producer(op: Operation, fuser: Fuser) -> bool:
     definition = root.definition
     assert isinstance(definition, KernelOp)
     fixed = root.operand_values[: definition.fixed_count(root)]
+    is_integer = root.name in INTEGER_PRODUCTS
     old = root.regions.get("epilogue")
     extras = list(root.operand_values[len(fixed) :])
     others = [other for other in op.operand_values if other is not value]
@@ -191,16 +212,35 @@ def _into_producer(op: Operation, fuser: Fuser) -> bool:
 
     def body(s: Any, element: Any, *elements: Any) -> Any:
         known = dict(zip(merged, elements, strict=True))
+        s = _Inverting(s) if is_integer else s
         if old is not None:
             [element] = interpret(old.block, s, [element, *(known[v] for v in extras)])
         known[value] = element
         return interpret(op.regions["body"].block, s, [known[v] for v in op.operand_values])
 
-    epilogue = trace(body, [dtype_of(value), *(dtype_of(other) for other in merged)])
+    summed = i32 if is_integer else dtype_of(value)
+    epilogue = trace(body, [summed, *(dtype_of(other) for other in merged)])
     regions = {name: Region(_copied(r.block)) for name, r in root.regions.items() if name != "epilogue"}
     regions["epilogue"] = Region(epilogue)
     fuser.replace(root, root, [*fixed, *merged], regions, dict(root.attributes), op)
     return True
+
+
+class _Inverting:
+    """A handler that multiplies with the inverse of a number rather than divide by it."""
+
+    def __init__(self, handler: Any) -> None:
+        self._handler = handler
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handler, name)
+
+    def div(self, x: Any, y: Any) -> Any:
+        if isinstance(y, float) and isinstance(x, Value) and getattr(x.type, "dtype", None) is f32:
+            inverse = float(np.float32(1) / np.float32(y)) if y else 0.0
+            if np.isfinite(inverse) and abs(inverse) >= np.finfo(np.float32).tiny:
+                return self._handler.mul(x, inverse)
+        return self._handler.div(x, y)
 
 
 def _producer(value: Value) -> Operation:
@@ -223,4 +263,6 @@ def _can_finish(value: Value, op: Operation) -> bool:
         return False
     assert isinstance(value.type, TensorType)
     whole = op.result.type
-    return isinstance(whole, TensorType) and value.type.shape == whole.shape and value.type.dtype is whole.dtype
+    if not isinstance(whole, TensorType) or value.type.shape != whole.shape:
+        return False
+    return value.type.dtype is whole.dtype or root.name in INTEGER_PRODUCTS

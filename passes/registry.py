@@ -38,6 +38,7 @@ BUILTIN: dict[str, str] = {
     "gradient": "training.gradient:Gradient",
     "infer-shapes": "infer_shapes:InferShapes",
     "inline-functions": "inline_functions:InlineFunctions",
+    "integer-products": "integer_products:IntegerProducts",
     "lower-to-kernels": "lower_to_kernels:LowerToKernels",
     "matmul-to-gemm": "matmul_to_gemm:MatMulToGemm",
     "merge-casts": "merge_casts:MergeCasts",

@@ -35,7 +35,7 @@ def emit_module(module: Module, machine: Machine, entry: str = "", checked: bool
     `checked`, each access of memory is checked (see `bounds`), and the table of arguments has bounds.
     """
     # These register what they emit; they build on this module, so they come in when it is complete.
-    from . import emit_loops, emit_scalars  # noqa: F401
+    from . import emit_loops, emit_scalars, emit_unit  # noqa: F401
 
     emitter = _Emitter(module, machine, is_hidden=bool(entry), checked=checked)
     bodies = [FunctionEmitter(emitter, function).text() for function in module.all_functions()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -154,14 +155,16 @@ def _tuned(planner: Planner, gemm: Gemm, sizes: tuple[int, int, int], default: T
 
 def _readable(planner: Planner, product: Product) -> Product:
     """The product with every operand of its epilogue in a form that tiles read: along a row constant or contiguous."""
-    extras = tuple(
-        view if view.shape[-1] == 1 or view.strides[-1] in (0, 1) else planner.copied(view) for view in product.extras
-    )
-    extras = tuple(
+    return replace(product, extras=readable_operands(planner, product.extras))
+
+
+def readable_operands(planner: Planner, views: Sequence[View]) -> tuple[View, ...]:
+    """Operands of an epilogue, copied where tiles could not read them."""
+    extras = [view if view.shape[-1] == 1 or view.strides[-1] in (0, 1) else planner.copied(view) for view in views]
+    return tuple(
         view.seen(replace(view.layout, strides=(*view.strides[:-1], 0))) if view.shape[-1] == 1 else view
         for view in extras
     )
-    return replace(product, extras=extras)
 
 
 def _as_one_matrix(product: Product) -> Product:

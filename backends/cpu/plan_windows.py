@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...graph import types
 from ...graph.core import Operation, Value
-from ...graph.kernel.bodies import interpret
-from ...graph.kernel.kernel_base import epilogue_of, extras_of, take
+from ...graph.dtypes import f32, i32
+from ...graph.kernel.bodies import ROUNDING, ROUNDING_BITS, interpret
+from ...graph.kernel.kernel_base import ViewOp, epilogue_of, extras_of, take
 from ...graph.kernel.kernel_ops import Windowed
 from ...graph.kernel.scalar_emitter import ScalarEmitter, computed_in
 from ...graph.kernel.strided import Shape, Strided
 from ...graph.kernel.tracing import choose
+from ...graph.lowerings.builder import data_of
 from ...graph.ops.conv_numeric import transposed_sizes
 from ...graph.ops.pooling_numeric import number, pads_of
 from .kernels.conv import (
@@ -34,6 +37,7 @@ from .kernels.conv import (
 )
 from .kernels.conv_transpose import phase_filters, transposed_phases
 from .kernels.depthwise import (
+    MOST_TAPS,
     Depthwise,
     DepthwiseTiling,
     build_depthwise,
@@ -46,6 +50,7 @@ from .kernels.depthwise import (
 from .kernels.image import ImageEpilogue, ImageOperand, Layout, Window
 from .kernels.pool import Pool, build_pool, pool_arguments, pool_blocks, pool_units
 from .kernels.strided import zero_or_one
+from .kernels.tile import EpilogueBody
 from .kernels.winograd import (
     WinogradTiling,
     build_winograd,
@@ -104,17 +109,33 @@ class Geometry:
 
 
 def wanted_halo(planner: Planner, op: Operation) -> None:
-    """Ask for the room around the image that the window of `op` reads."""
-    if op.name != "kernel.conv":
+    """Ask for the room around the image that the window of `op` reads. Of bytes only depthwise ones read such room."""
+    is_integer = op.name == "kernel.integer_conv"
+    if op.name != "kernel.conv" and not (is_integer and is_depthwise(planner, op)):
         return
     geometry = Geometry.of(planner, op)
     x = op.operand_values[0]
     if geometry.is_padded and min(geometry.before + geometry.after) >= 0:
-        planner.want_halo(x, geometry.before, geometry.after)
+        planner.want_halo(x, geometry.before, geometry.after, op.operand_values[2] if is_integer else None)
+
+
+def is_depthwise(planner: Planner, op: Operation) -> bool:
+    """Whether a convolution has one constant filter for each channel, small enough for bytes."""
+    x, w = (planner.shape(value) for value in op.operand_values[:2])
+    fits = w[1] == 1 and w[0] == x[1] == groups_of(op) and math.prod(w[2:]) <= MOST_TAPS
+    return fits and all(map(is_constant, op.operand_values[1:4:2]))
+
+
+def is_constant(value: Value) -> bool:
+    """Whether a value is a constant of the model, or a view of one."""
+    while value.producer is not None and isinstance(value.producer.definition, ViewOp):
+        value = value.producer.operand_values[0]
+    return data_of(value) is not None
 
 
 def clear_halo(planner: Planner, view: View, halo: Halo) -> None:
-    """Put zeros around an image."""
+    """Put zeros around an image, or what fills the halo."""
+    fill = None if halo.fill is None else planner.view(halo.fill)
     shape, strides = view.shape, view.strides
     # The room along each dim; what has been cleared along earlier ones is left out of later ones.
     starts = [0, 0, *(-before for before in halo.before)]
@@ -128,12 +149,20 @@ def clear_halo(planner: Planner, view: View, halo: Halo) -> None:
             at[axis], size[axis] = start, count
             offset = view.layout.offset + sum(place * stride for place, stride in zip(at, strides, strict=True))
             target = view.seen(Strided(tuple(size), strides, offset))
-            emit(planner, "zero", lambda b, values: [0], ("zero", view.dtype), [], [target], 1)
+            if fill is None:
+                emit(planner, "zero", lambda b, values: [0], ("zero", view.dtype), [], [target], 1)
+            else:
+                emit(planner, "fill", lambda b, values: values, ("fill", view.dtype), [one_of(fill, size)], [target], 1)
         starts[axis], sizes[axis] = 0, shape[axis]
 
 
-def padded(planner: Planner, view: View, geometry: Geometry, order: Sequence[int]) -> View:
-    """The image with zeros around it as far as the window reads, its axes in `order`."""
+def one_of(view: View, shape: Sequence[int]) -> View:
+    """The first element of a view, everywhere in `shape`."""
+    return view.seen(Strided(tuple(shape), (0,) * len(shape), view.layout.offset))
+
+
+def padded(planner: Planner, view: View, geometry: Geometry, order: Sequence[int], fill: Value | None = None) -> View:
+    """The image with zeros (or `fill`) around it as far as the window reads, its axes in `order`."""
     is_in_order = view.strides[order[-1]] == 1 or view.shape[order[-1]] == 1
     # Padding of less than nothing leaves the border of the image out, which needs no room.
     before, after = (tuple(max(0, room) for room in rooms) for rooms in (geometry.before, geometry.after))
@@ -141,11 +170,11 @@ def padded(planner: Planner, view: View, geometry: Geometry, order: Sequence[int
     if is_in_order and not is_padded:
         return view
     there = planner.halos.get(view.storage)
-    if is_in_order and there is not None and there[0] == view.layout:
+    if is_in_order and there is not None and there[0] == view.layout and there[1].fill is fill:
         rooms = zip((*there[1].before, *there[1].after), (*geometry.before, *geometry.after), strict=True)
         if all(room >= needed for room, needed in rooms):
             return view
-    return planner.copied(view, order, Halo(before, after) if is_padded else None)
+    return planner.copied(view, order, Halo(before, after, fill) if is_padded else None)
 
 
 @plans("kernel.conv")
@@ -192,7 +221,7 @@ def as_matrix(planner: Planner, op: Operation, x: View, y: View, extras: Sequenc
     """Multiply the pixels of all images, as rows, with the filters; False if they do not lie like a matrix."""
     order = channels_last(len(y.shape))
     views = [view.layout.transposed(order) for view in (x, y, *extras)]
-    pixels = [_rows(view) for view in views]
+    pixels = [flat_pixels(view) for view in views]
     if any(each is None for each in pixels):
         return False
     matrices = [view.seen(flat) for view, flat in zip((x, y, *extras), pixels, strict=True) if flat is not None]
@@ -205,7 +234,7 @@ def as_matrix(planner: Planner, op: Operation, x: View, y: View, extras: Sequenc
     return True
 
 
-def _rows(view: Strided) -> Strided | None:
+def flat_pixels(view: Strided) -> Strided | None:
     """Images [n, *spatial, channels] as one matrix of pixels and channels."""
     *outer, channels = view.shape
     rows = Strided(tuple(outer), view.strides[:-1], view.offset)
@@ -384,24 +413,44 @@ def _untouched(planner: Planner, op: Operation, views: Sequence[View]) -> None:
 def convolve_depthwise(
     planner: Planner, op: Operation, geometry: Geometry, x: View, y: View, extras: Sequence[View], static: bool
 ) -> None:
-    """Call the convolution of each channel with its own filter."""
+    """Call the convolution of each channel with its own filter; that of bytes has sums that are whole floats."""
     places, machine, weight = three(y.shape[2:]), planner.machine, op.operand_values[1]
     planes, rows, pixels = places_of(places, static)
+    epilogue = _epilogue(op, extras, static)
+    if op.name == "kernel.integer_conv" and epilogue.body is not None:
+        epilogue = replace(epilogue, body=of_whole_floats(op, epilogue.body))
     kernel = Depthwise(
-        geometry.window, y.shape[1], y.dtype, planes, rows, pixels, layout_of(x, static, True), layout_of(y, static),
-        _epilogue(op, extras, static),
+        geometry.window, y.shape[1], x.dtype, planes, rows, pixels, layout_of(x, static, True), layout_of(y, static),
+        epilogue, None if x.dtype is y.dtype else y.dtype,
     )  # fmt: skip
     tiling = choose_depthwise_tiling(kernel, machine)
     key = ("depthwise", _without_body(kernel), tiling, finishing_key(op))
     name = f"depthwise_{'x'.join(map(str, geometry.kernel))}_{kernel.channels}"
     compiled = planner.library.get(key, lambda name: build_depthwise(name, kernel, tiling), name)
-    taps = _packed_taps(planner, weight, kernel, tiling)
+    taps = _packed_taps(planner, weight, kernel, tiling, op.operand_values[3] if kernel.has_zero else None)
     blocks = depthwise_blocks(kernel, tiling, machine, places[1], places[2], planner.threads)
     start = -sum(before * stride for before, stride in zip(geometry.before, x.strides[2:], strict=True))
     given = _arguments(planner, start, x, y, extras) | {"w": planner.buffer(taps)}
     given |= {"row_blocks": blocks.rows, "channel_blocks": blocks.channels}
+    if kernel.has_zero:
+        given["zero"] = planner.buffer(planner.view(op.operand_values[2]))
     units = depthwise_units(y.shape[0], places[0], blocks) if y.layout.size else 0
     planner.call(compiled, depthwise_arguments(kernel), given, units, 2.0 * y.layout.size * kernel.window.taps)
+
+
+def of_whole_floats(op: Operation, body: EpilogueBody) -> EpilogueBody:
+    """An epilogue of sums of integers for sums that are floats. One that only casts them to floats takes those."""
+    block = epilogue_of(op)
+    assert block is not None
+    users = block.arguments[0].users
+    if all(user.name == "element.cast" and user.result.type is types.scalar(f32) for user in users):
+        return body
+
+    def rounded(b: LoopBuilder, total: Value, given: Sequence[Value]) -> Value:
+        bits = b.bitcast(b.add(total, ROUNDING), i32)
+        return body(b, b.sub(bits, ROUNDING_BITS), given)
+
+    return rounded
 
 
 @plans("kernel.pool")
@@ -529,11 +578,20 @@ def _pack_now(planner: Planner, w: View, conv: Conv, tiling: ConvTiling) -> View
     return packed
 
 
-def _packed_taps(planner: Planner, weight: Value, kernel: Depthwise, tiling: DepthwiseTiling) -> View:
+def _packed_taps(
+    planner: Planner, weight: Value, kernel: Depthwise, tiling: DepthwiseTiling, zero: Value | None
+) -> View:
     """Filters [channels, 1, *kernel] as the depthwise kernel reads them: [taps, channels], filled up with zeros."""
     constant = planner.constant_behind(weight)
     if constant is not None:
         filters = _filters(planner, weight, 1)
+        if zero is not None:
+            zeros = _elements(planner, zero)
+            found = planner.shared.kept(
+                ("taps", constant, filters.view.layout, tiling, zeros.tobytes()),
+                lambda: packed_taps(_centred(filters.array(), zeros), kernel, tiling),
+            )
+            return planner.constant(found, kernel.computed)
         key = ("taps", constant, filters.view.layout, tiling)
         kept = planner.shared.kept(key, lambda: packed_taps(filters.array(), kernel, tiling))
         return planner.constant(kept, computed_in(kernel.dtype))
@@ -545,3 +603,15 @@ def _packed_taps(planner: Planner, weight: Value, kernel: Depthwise, tiling: Dep
     source = Strided((taps, kernel.channels), (1, taps), w.layout.offset)
     copy(planner, w.seen(source), packed.seen(packed.layout.sliced(1, 0, kernel.channels)))
     return packed
+
+
+def _centred(filters: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+    """Filters of bytes less their zero point, as floats."""
+    return filters.astype(np.float32) - zeros.astype(np.float32).reshape(-1, *[1] * (filters.ndim - 1))
+
+
+def _elements(planner: Planner, value: Value) -> np.ndarray:
+    """The elements of a constant, or of a view of one."""
+    view = planner.view(value)
+    assert view.storage.array is not None
+    return take(view.storage.array.reshape(-1), view.layout)

@@ -105,10 +105,12 @@ class Call:
 
 @dataclass
 class Halo:
-    """Elements around the spatial dims of a channels-last image that are there for windows to read, as zeros."""
+    """Elements around the spatial dims of a channels-last image that are there for windows to read: zeros, or `fill`,
+    the one element of a value."""
 
     before: Shape
     after: Shape
+    fill: Value | None = None
 
 
 PlanFunction = Callable[["Planner", Operation], None]
@@ -289,9 +291,16 @@ class Planner:
         view = self._inside_concat(value, order)
         if view is None:
             is_image = order is not None and tuple(order) == channels_last(len(shape))
-            view = self.allocate(shape, dtype, order, self._wanted.get(value) if is_image else None)
+            halo = self._wanted.get(value) if is_image else None
+            if halo is not None and halo.fill is not None and not self._is_there(halo.fill):
+                halo = None
+            view = self.allocate(shape, dtype, order, halo)
         self._views[value] = view
         return view
+
+    def _is_there(self, value: Value) -> bool:
+        """Whether the value is made before what is planned now."""
+        return value in self._views or self.is_known(value)
 
     def allocate(
         self, shape: Shape, dtype: DType, order: Sequence[int] | None = None, halo: Halo | None = None
@@ -313,13 +322,15 @@ class Planner:
         clear_halo(self, view, halo)
         return view
 
-    def want_halo(self, value: Value, before: Sequence[int], after: Sequence[int]) -> None:
-        """Ask for so much room around an image when it is made."""
+    def want_halo(self, value: Value, before: Sequence[int], after: Sequence[int], fill: Value | None = None) -> None:
+        """Ask for so much room around an image when it is made. Who asks for another filling must copy it."""
         old = self._wanted.get(value)
+        if old is not None and old.fill is not fill:
+            return
         if old is not None:
             before = [max(pair) for pair in zip(old.before, before, strict=True)]
             after = [max(pair) for pair in zip(old.after, after, strict=True)]
-        self._wanted[value] = Halo(tuple(before), tuple(after))
+        self._wanted[value] = Halo(tuple(before), tuple(after), fill)
 
     def fault(self, op: Operation) -> Buffer:
         """Where a kernel of `op` reports an index that is out of range: a flag and the index, both i64."""

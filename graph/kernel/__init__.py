@@ -10,14 +10,16 @@ from . import (
     element_ops,
     gradient_ops,
     index_ops,
+    integer_ops,
     kernel_ops,
     loop_ops,
     recurrent_ops,
     scalar_ops,
+    unit_ops,
     view_ops,
 )
 
 __all__ = [
-    "attention_ops", "element_ops", "gradient_ops", "index_ops", "kernel_ops", "loop_ops", "recurrent_ops",
-    "scalar_ops", "view_ops",
+    "attention_ops", "element_ops", "gradient_ops", "index_ops", "integer_ops", "kernel_ops", "loop_ops",
+    "recurrent_ops", "scalar_ops", "unit_ops", "view_ops",
 ]  # fmt: skip

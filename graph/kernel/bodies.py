@@ -18,6 +18,11 @@ from ..dtypes import DType, f64
 from ..ops.scalar import BINARY, UNARY, NumpyScalars, Scalar
 from .element_ops import DOMAIN
 
+# 1.5 * 2**23: a float of at most 2**22 that is added to it loses its fraction, rounded half to even, and its lowest
+# bits are those of the integer.
+ROUNDING = 12582912.0
+ROUNDING_BITS = 0x4B400000
+
 # f(handler, *elements) -> one element, or a sequence of them.
 ElementFunction = Callable[..., Any]
 

@@ -233,6 +233,22 @@ class LoopBuilder:
         mask: Value = self.lt(self.iota(lanes), count)
         return mask
 
+    # ---- the matrix unit -----------------------------------------------------------------------------------------
+
+    def unit_begin(self) -> None:
+        self._create("loop.unit_begin", [])
+
+    def unit_end(self) -> None:
+        self._create("loop.unit_end", [])
+
+    def unit_products(
+        self, sums: Value, left: Value, left_row: Operand, right: Value, steps: Operand, *sizes: int
+    ) -> None:
+        """Products of blocks of words; `sizes` are rows, columns and the width of a row of `right`."""
+        rows, columns, width = sizes
+        operands = [sums, left, self.index(left_row), right, self.index(steps)]
+        self._create("loop.unit_products", operands, rows=rows, columns=columns, width=width)
+
     # ---- structure -----------------------------------------------------------------------------------------------
 
     @contextmanager

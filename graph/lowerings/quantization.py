@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ..core import Operation, Value
-from ..dtypes import BY_ONNX_CODE, DType, f32, f64, i32
-from ..types import TensorType
-from .builder import NATIVE, KernelBuilder, dtype_of, rank_of, shape_of, tensor_type
+from ..dtypes import BY_ONNX_CODE, DType, f32, f64, i8, i32, u8
+from ..kernel.bodies import ROUNDING, ROUNDING_BITS
+from ..kernel.integer_ops import sums_type
+from ..types import TensorType, tensor
+from .builder import NATIVE, KernelBuilder, data_of, dtype_of, number_of, rank_of, shape_of, tensor_type
 from .narrow import decoded, encoded, is_narrow, wide_dtype
 from .rules import lowers
 
@@ -88,18 +92,18 @@ def quantize(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     low, high = (0, 0) if dtype.is_float else _limits(dtype)
     wide = f32 if dtype.is_float else wide_dtype(dtype)
 
+    number = None if zero is None or dtype.is_float else number_of(zero)
+
     def body(s: Any, element: Any, factor: Any, offset: Any) -> Any:
         ratio = s.div(s.cast(element, divided), s.cast(factor, divided))
         if dtype.is_float:
             ratio = s.cast(ratio, f32)
             return ratio if offset is None or dtype.bits == 8 else s.add(ratio, offset)
-        whole = s.cast(s.round(ratio), i32)
-        if offset is not None:
-            whole = s.add(whole, s.cast(offset, i32))
-        return s.cast(s.minimum(s.maximum(whole, low), high), wide)
+        ratio = s.cast(s.round(ratio) if divided is f64 else ratio, f32)
+        return s.cast(rounded(s, ratio, offset if number is None else number, low, high), wide)
 
     given = blocks.whole()
-    operands = [given, blocks.spread(scale), blocks.spread(zero)]
+    operands = [given, blocks.spread(scale), blocks.spread(zero) if number is None else None]
     result = k.map(body, operands, tensor_type(given).with_dtype(wide))
     return [encoded(k, blocks.joined(result), dtype, bool(op.attr("saturate", 1)))]
 
@@ -139,6 +143,24 @@ def dequantize(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     return [blocks.joined(result)]
 
 
+# ---- rounding --------------------------------------------------------------------------------------------------------
+
+
+def rounded(s: Any, number: Any, zero: Any, low: int, high: int) -> Any:
+    """round(number) + zero within `low` and `high`, as i32; `zero` is None, a number or an element. NaN gives zero.
+
+    The number is held within the limits first, where it is still a float; so its bits tell the integer.
+    """
+    if zero is None or isinstance(zero, int | float):
+        whole = int(zero or 0)
+        limited = s.minimum(s.maximum(number, float(low - whole)), float(high - whole))
+        return s.sub(s.bitcast(s.add(limited, ROUNDING), i32), ROUNDING_BITS - whole)
+    offset = s.cast(zero, f32)
+    limited = s.minimum(s.maximum(number, s.sub(low, offset)), s.sub(high, offset))
+    bits = s.bitcast(s.add(limited, ROUNDING), i32)
+    return s.add(s.sub(bits, ROUNDING_BITS), s.cast(zero, i32))
+
+
 # ---- products --------------------------------------------------------------------------------------------------------
 
 
@@ -168,59 +190,91 @@ def _exact(length: Any) -> DType:
 @lowers("MatMulInteger")
 def matmul_integer(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     a, b = op.operand_values[:2]
-    product = _product(op, k, (a, op.input(2)), (b, op.input(3)))
-    return None if product is None else [_rounded(k, product, op.result)]
+    sums = _product(op, k, (a, op.input(2)), (b, op.input(3)))
+    return None if sums is None else [_as_declared(k, sums, op.result)]
 
 
 @lowers("QLinearMatMul")
 def qlinear_matmul(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = op.operand_values
-    product = _product(op, k, (a, a_zero), (b, b_zero))
-    if product is None or dtype_of(op.result).bits != 8:
+    if dtype_of(op.result) not in (u8, i8):
         return None
-    return [_requantized(k, product, (a_scale, b_scale, y_scale, y_zero, None), op.result)]
+    sums = _product(op, k, (a, a_zero), (b, b_zero))
+    if sums is None:
+        return None
+    left = k.unsqueeze(a_scale, [1]) if rank_of(a_scale) == 1 and shape_of(a_scale) != (1,) else a_scale
+    return [_requantized(k, sums, (left, b_scale, y_scale, y_zero, None), op.result)]
 
 
 @lowers("ConvInteger")
 def conv_integer(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     x, w = op.operand_values[:2]
-    result = _conv(op, k, (x, op.input(2)), (w, op.input(3)))
-    return None if result is None else [_rounded(k, result, op.result)]
+    sums = _conv(op, k, (x, op.input(2)), (w, op.input(3)))
+    return None if sums is None else [_as_declared(k, sums, op.result)]
 
 
 @lowers("QLinearConv")
 def qlinear_conv(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = op.operand_values[:8]
-    result = _conv(op, k, (x, x_zero), (w, w_zero))
-    if result is None:
+    sums = _conv(op, k, (x, x_zero), (w, w_zero))
+    if sums is None or dtype_of(op.result) not in (u8, i8):
         return None
     later = range(1, rank_of(x) - 1)
     channels, bias = (
         value if value is None or not rank_of(value) else k.unsqueeze(value, later) for value in (w_scale, op.input(8))
     )
-    assert channels is not None
-    return [_requantized(k, result, (x_scale, channels, y_scale, y_zero, bias), op.result)]
+    return [_requantized(k, sums, (x_scale, channels, y_scale, y_zero, bias), op.result)]
 
 
 _Quantized = tuple[Value, Value | None]  # a tensor and its zero point
 
 
 def _product(op: Operation, k: KernelBuilder, a: _Quantized, b: _Quantized) -> Value | None:
-    """The product of two integer matrices, in floats that hold it exactly."""
+    """The product of two integer matrices: exact sums as i32, or as floats that hold them."""
     if not _fits(*op.operands, op.result) or rank_of(a[0]) < 2 or rank_of(b[0]) < 2:
         return None
+    if _are_bytes(a[0], b[0]):
+        left, right = _zero_point(k, *a, rank_of(a[0]) - 2), _zero_point(k, *b, rank_of(b[0]) - 1)
+        if left is not None and right is not None:
+            return k.kernel("integer_gemm", [a[0], b[0], left, right], sums_type(tensor_type(op.result)))
     dtype = _exact(shape_of(a[0])[-1])
-    left = _centred(k, *a, rank_of(a[0]) - 2, dtype)
-    right = _centred(k, *b, rank_of(b[0]) - 1, dtype)
-    if left is None or right is None:
+    factors = _centred(k, *a, rank_of(a[0]) - 2, dtype), _centred(k, *b, rank_of(b[0]) - 1, dtype)
+    if factors[0] is None or factors[1] is None:
         return None
-    return k.gemm(left, right, tensor_type(op.result).with_dtype(dtype))
+    return k.gemm(factors[0], factors[1], tensor_type(op.result).with_dtype(dtype))
+
+
+def _are_bytes(*values: Value) -> bool:
+    return all(dtype_of(value) in (u8, i8) for value in values)
+
+
+def _zero_point(k: KernelBuilder, x: Value, zero: Value | None, axis: int) -> Value | None:
+    """The zero point of x as kernels of integers take it: broadcast to x. None if there is another form of it."""
+    if zero is None:
+        return k.const(np.zeros((), dtype_of(x).numpy), dtype_of(x))
+    if not rank_of(zero):
+        return zero
+    if shape_of(zero) == (1,):
+        return k.squeeze(zero, [0])
+    if rank_of(zero) == 1:
+        return k.unsqueeze(zero, range(1, rank_of(x) - axis)) if axis < rank_of(x) - 1 else zero
+    return zero if rank_of(zero) == rank_of(x) else None
+
+
+_WINDOW = ("strides", "pads", "dilations")
 
 
 def _conv(op: Operation, k: KernelBuilder, x: _Quantized, w: _Quantized) -> Value | None:
-    """The convolution of integers, in floats that hold it exactly."""
-    if not _fits(*op.operands, op.result) or rank_of(x[0]) not in (3, 4, 5):
+    """The convolution of integers: exact sums as i32, or (of volumes) as floats that hold them."""
+    rank = rank_of(x[0]) if _fits(*op.operands, op.result) else 0
+    if rank not in (3, 4, 5):
         return None
+    attributes: dict[str, Any] = {name: op.attr(name) for name in _WINDOW if op.attr(name) is not None}
+    attributes |= {"auto_pad": op.attr("auto_pad", "NOTSET"), "group": op.attr("group")}
+    x_zero, w_zero = _zero_point(k, x[0], x[1], rank - 1), _flat(k, w[0], w[1])
+    if rank == 4 and _are_bytes(x[0], w[0]) and x_zero is not None and not rank_of(x_zero) and w_zero is not None:
+        type = sums_type(tensor_type(op.result))
+        return k.kernel("integer_conv", [x[0], w[0], x_zero, w_zero], type, **attributes)
     length: Any = 1
     for size in shape_of(w[0])[1:]:
         length = length * size
@@ -228,33 +282,57 @@ def _conv(op: Operation, k: KernelBuilder, x: _Quantized, w: _Quantized) -> Valu
     image, filters = _centred(k, *x, 1, dtype), _centred(k, *w, 0, dtype)
     if image is None or filters is None:
         return None
-    names = ("strides", "pads", "dilations", "auto_pad")
-    attributes = {name: op.attr(name) for name in names if op.attr(name) is not None}
-    type = tensor_type(op.result).with_dtype(dtype)
-    return k.kernel("conv", [image, filters], type, group=op.attr("group"), **attributes)
+    return k.kernel("conv", [image, filters], tensor_type(op.result).with_dtype(dtype), **attributes)
 
 
-def _rounded(k: KernelBuilder, total: Value, result: Value) -> Value:
+def _flat(k: KernelBuilder, w: Value, zero: Value | None) -> Value | None:
+    """The zero point of filters: one, or one for each output."""
+    found = _zero_point(k, w, zero, rank_of(w) - 1)
+    return found if found is not None and rank_of(found) <= 1 else None
+
+
+def _as_declared(k: KernelBuilder, sums: Value, result: Value) -> Value:
     dtype = dtype_of(result)
-    return k.map(lambda s, element: s.cast(element, dtype), [total], tensor_type(result))
+    if dtype_of(sums) is dtype:
+        return sums
+    return k.map(lambda s, element: s.cast(element, dtype), [sums], tensor_type(result))
 
 
-def _requantized(k: KernelBuilder, total: Value, given: Sequence[Value | None], result: Value) -> Value:
-    """total (plus a bias) times the scales of both factors over that of the result, which are `given`, and its zero
-    point; in f64, as numpy has it."""
-    dtype, scale = dtype_of(result), dtype_of(given[0])  # type: ignore[arg-type]
-    low, high = _limits(dtype)
-
-    def body(s: Any, total: Any, left: Any, right: Any, own: Any, zero: Any, bias: Any) -> Any:
-        total = s.cast(total, f64)
-        if bias is not None:
-            total = s.add(total, s.cast(bias, f64))
-        product = s.cast(s.mul(s.cast(left, f32), s.cast(right, f32)), scale)
-        factor = s.cast(s.div(s.cast(product, f32), s.cast(own, f32)), scale)
-        number = s.mul(total, s.cast(factor, f64))
-        if zero is not None:
-            number = s.add(number, s.cast(zero, f64))
-        return s.cast(s.minimum(s.maximum(s.round(number), low), high), dtype)
-
+def _requantized(k: KernelBuilder, sums: Value, given: Sequence[Value | None], result: Value) -> Value:
+    """sums (plus a bias) times the scales of both factors over that of the result, which are `given`, and its zero
+    point; in f32, as ONNX Runtime has it. Where f64 would round to another integer, that is its neighbour."""
+    low, high = _limits(dtype_of(result))
     alike = [k.squeeze(v, [0]) if v is not None and shape_of(v) == (1,) else v for v in given]
-    return k.map(body, [total, *alike], tensor_type(result))
+    left, right, own, zero, bias = alike
+    assert left is not None
+    assert right is not None
+    assert own is not None
+    factor = _factor(k, left, right, own)
+
+    def body(s: Any, total: Any, factor: Any, zero: Any, bias: Any) -> Any:
+        if bias is not None:
+            total = s.add(total, s.cast(bias, dtype_of(sums)))
+        return s.cast(rounded(s, s.mul(s.cast(total, f32), factor), zero, low, high), dtype_of(result))
+
+    zero_number = None if zero is None else number_of(zero)
+    if zero is None or zero_number is not None:
+        return k.map(
+            lambda s, total, factor, bias: body(s, total, factor, zero_number, bias), [sums, factor, bias],
+            tensor_type(result),
+        )  # fmt: skip
+    return k.map(body, [sums, factor, zero, bias], tensor_type(result))
+
+
+def _factor(k: KernelBuilder, left: Value, right: Value, own: Value) -> Value:
+    """left * right / own, as f32; computed here where all are constants."""
+    data = [data_of(value) for value in (left, right, own)]
+    if all(each is not None for each in data):
+        arrays = [each.numpy().astype(np.float32) for each in data if each is not None]
+        return k.const(np.asarray(arrays[0] * arrays[1] / arrays[2], np.float32), f32)
+    shape = max((shape_of(value) for value in (left, right, own)), key=len)
+    type = tensor(f32, shape)
+
+    def body(s: Any, x: Any, y: Any, z: Any) -> Any:
+        return s.div(s.mul(s.cast(x, f32), s.cast(y, f32)), s.cast(z, f32))
+
+    return k.map(body, [left, right, own], type)

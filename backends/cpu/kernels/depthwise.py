@@ -5,6 +5,10 @@ outputs stays in registers, so that an element of the input is loaded once for a
       tiles of the block of rows
         vectors of channels: taps, in registers
 
+Bytes are computed as floats, which hold their sums exactly (those of more than `MOST_TAPS` taps would not): each is
+widened once for all outputs that see it. Their zero point times the sum of a filter is where the sums begin, so the
+border of an image is the zero point, too.
+
 With few channels to a block, the rows that a tile and the one below it see lie in the first-level cache; with all
 channels in one block, the input is read in order. Filters of more than `UNROLLED` taps are loops over their rows.
 """
@@ -20,7 +24,7 @@ import numpy as np
 
 from ....graph import types
 from ....graph.core import Value
-from ....graph.dtypes import DType
+from ....graph.dtypes import DType, f32, i8, u8
 from ....graph.kernel.loop_builder import LoopBuilder, Operand
 from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Function, Module
@@ -45,6 +49,8 @@ from .pack import on_cache_lines
 from .tile import Epilogue, EpilogueOperand, Given, Size, Target, Tile, epilogue_body
 
 UNROLLED = 64
+# Sums of up to so many products of bytes fit into 22 bits, as far as a float can be rounded by adding to it.
+MOST_TAPS = 128
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Depthwise:
     """A depthwise convolution with as many outputs as input channels.
 
     `planes`, `rows` and `pixels` are the extents of the output. Filters are packed (`packed_taps`), in the dtype that
-    is computed in.
+    is computed in. `result` is the dtype of the output where it is another one; bytes have a zero point, in a buffer.
     """
 
     window: Window
@@ -64,6 +70,15 @@ class Depthwise:
     x: Layout = field(default_factory=Layout)
     y: Layout = field(default_factory=Layout)
     epilogue: ImageEpilogue = field(default_factory=ImageEpilogue)
+    result: DType | None = None
+
+    @property
+    def computed(self) -> DType:
+        return f32 if self.has_zero else computed_in(self.dtype)
+
+    @property
+    def has_zero(self) -> bool:
+        return self.dtype in (u8, i8)
 
 
 @dataclass(frozen=True)
@@ -88,7 +103,7 @@ class Blocks:
 
 def choose_depthwise_tiling(kernel: Depthwise, machine: Machine) -> DepthwiseTiling:
     """Sums take half of the registers, filters and input the rest."""
-    lanes = machine.lanes(computed_in(kernel.dtype))
+    lanes = machine.lanes(kernel.computed)
     while lanes > 4 and lanes // 2 >= kernel.channels:
         lanes //= 2
     rows, pixels = (2, 7) if machine.registers >= 32 else (2, 3)
@@ -130,7 +145,12 @@ def _sizes(kernel: Depthwise) -> dict[str, Size]:
 
 def depthwise_arguments(kernel: Depthwise) -> list[str]:
     """The names of the kernel's arguments, in order; `row_blocks` and `channel_blocks` are the numbers in `Blocks`."""
-    return argument_names(["x", "w", "y"], kernel.epilogue, _sizes(kernel))
+    return argument_names(list(_buffers(kernel)), kernel.epilogue, _sizes(kernel))
+
+
+def _buffers(kernel: Depthwise) -> dict[str, DType]:
+    buffers = {"x": kernel.dtype, "w": kernel.computed, "y": kernel.result or kernel.dtype}
+    return buffers | ({"zero": kernel.dtype} if kernel.has_zero else {})
 
 
 def depthwise_units(images: int, planes: int, blocks: Blocks) -> int:
@@ -140,12 +160,15 @@ def depthwise_units(images: int, planes: int, blocks: Blocks) -> int:
 
 def packed_taps(w: np.ndarray, kernel: Depthwise, tiling: DepthwiseTiling) -> np.ndarray:
     """Filters [channels, 1, *kernel] as [taps, channels], whose channels are filled up with zeros to whole vectors;
-    flat."""
+    flat. Those for bytes are followed by their sums."""
     taps, channels = kernel.window.taps, _padded(kernel, tiling)
-    packed = on_cache_lines(taps * channels, np.dtype(computed_in(kernel.dtype).numpy))
-    padded = packed.reshape(taps, channels)
+    count = taps + kernel.has_zero
+    packed = on_cache_lines(count * channels, np.dtype(kernel.computed.numpy))
+    padded = packed.reshape(count, channels)
     padded[...] = 0
-    padded[:, : kernel.channels] = w.reshape(kernel.channels, taps).T
+    padded[:taps, : kernel.channels] = w.reshape(kernel.channels, taps).T
+    if kernel.has_zero:
+        padded[taps] = padded[:taps].sum(0)
     return packed
 
 
@@ -164,8 +187,8 @@ def build_depthwise(name: str, kernel: Depthwise, tiling: DepthwiseTiling) -> Mo
 class _DepthwiseBuilder:
     def __init__(self, name: str, kernel: Depthwise, tiling: DepthwiseTiling) -> None:
         self.kernel, self.tiling = kernel, tiling
-        self.computed = computed_in(kernel.dtype)
-        self.buffers = {"x": kernel.dtype, "w": self.computed, "y": kernel.dtype}
+        self.computed = kernel.computed
+        self.buffers = _buffers(kernel)
         self.operands = [operand.name for operand in kernel.epilogue.operands]
         names = depthwise_arguments(kernel)
         self.b = LoopBuilder(name, **argument_types(names, self.buffers, kernel.epilogue))
@@ -201,6 +224,8 @@ class _DepthwiseBuilder:
         views = {"x": b.view(b["x"], n.offset("x", **source, channel=channel)), "w": b.view(b["w"], channel)}
         for name in ("y", *self.operands):
             views[name] = b.view(b[name], n.offset(name, **place, channel=channel))
+        if kernel.has_zero:
+            views["zero"] = b["zero"]
         tall = b.div(b.add(rows, tiling.rows - 1), tiling.rows)
         wide = b.div(b.add(pixels, tiling.pixels - 1), tiling.pixels)
         first, last = share(b, block, tall, n["row_blocks"])
@@ -209,7 +234,10 @@ class _DepthwiseBuilder:
             start, stop = share(b, x, pixels, wide)
             spot = n.offset("x", row=b.mul(top, down), pixel=b.mul(start, right))
             here = {"x": b.view(views["x"], spot), "w": views["w"]}
-            for name in ("y", *self.operands):
+            here["y"] = b.view(views["y"], n.offset("y", row=top, pixel=start))
+            if kernel.has_zero:
+                here["zero"] = views["zero"]
+            for name in self.operands:
                 here[name] = b.view(views[name], n.offset(name, row=top, pixel=start))
             self.tile(here, b.sub(bottom, top), b.sub(stop, start), channels)
 
@@ -291,7 +319,16 @@ class _Tile:
                 state.yields(nest(outer[1:], b.view(x, b.mul(k, step)), b.view(w, b.mul(k, filters)), state.values))
             return list(state.results)
 
-        return nest(loops, b.view(b["x"], channel), b.view(b["w"], channel), self.tile.zeros(b))
+        return nest(loops, b.view(b["x"], channel), b.view(b["w"], channel), self.first(channel, tap))
+
+    def first(self, channel: Operand, tap: int) -> list[Value]:
+        """The sums at the start: what the zero point of bytes adds to them."""
+        b, kernel = self.b, self.kernel
+        if not kernel.has_zero:
+            return self.tile.zeros(b)
+        zero = b.broadcast(b.neg(b.cast(b.load(b["zero"], 0), kernel.computed)), self.tile.lanes)
+        total = b.load(b["w"], b.add(channel, kernel.window.taps * tap), self.tile.lanes)
+        return [b.mul(total, zero)] * (self.tile.rows * self.tile.vectors)
 
     def loops(self, tap: int) -> tuple[tuple[int, int], list[tuple[int, Operand, int]]]:
         """The window of taps that is unrolled, and the loops around it: extent, step in x, step in the filters."""

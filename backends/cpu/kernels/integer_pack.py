@@ -10,18 +10,22 @@ from ....graph.dtypes import DType, i8, i32, u8
 from ....graph.kernel.loop_builder import Operand
 from ....graph.module import Module
 from ..machine import Machine
-from .integer_gemm import WORD
+from .integer_gemm import UNIT, WORD, steps_of
 from .strided import Size, StridedBuilder, argument_names
 
 
 @dataclass(frozen=True)
 class IntegerPack:
-    """B [k, n] of bytes becomes panels of `columns` words (those of `integer_tile`) and the sums of its columns."""
+    """B [k, n] of bytes becomes panels of `columns` words (those of `integer_tile`) and the sums of its columns.
+
+    For the matrix `unit`, words are filled up to a multiple of its rows with zeros.
+    """
 
     columns: int
     dtype: DType = i8
     k_stride: Size = None
     n_stride: Size = 1
+    unit: bool = False
 
 
 def pack_sizes(kernel: IntegerPack) -> dict[str, Size]:
@@ -43,7 +47,7 @@ def pack_units(kernel: IntegerPack, n: int, batch: int = 1) -> int:
 def packed_sizes(kernel: IntegerPack, k: int, n: int) -> tuple[int, int]:
     """How many words and sums (both i32) a matrix takes."""
     padded = -(-n // kernel.columns) * kernel.columns
-    return -(-k // WORD) * padded, padded
+    return steps_of(k, kernel.unit) * padded, padded
 
 
 def build_integer_pack(name: str, kernel: IntegerPack, machine: Machine) -> Module:
@@ -62,7 +66,8 @@ class _PackBuilder(StridedBuilder):
     def units(self) -> None:
         b, kernel = self.b, self.kernel
         k, n = self.size("k"), self.size("n")
-        steps = b.div(b.add(k, WORD - 1), WORD)
+        step = UNIT if kernel.unit else 1
+        steps = b.mul(b.div(b.add(k, WORD * step - 1), WORD * step), step)
         panels = b.div(b.add(n, kernel.columns - 1), kernel.columns)
         with b.loop(b["begin"], b["end"]) as unit:
             batch, panel = b.div(unit, panels), b.rem(unit, panels)

@@ -58,11 +58,13 @@ class Epilogue:
     body: EpilogueBody | None = None
 
 
-def epilogue_body(main: LoopBuilder, name: str, epilogue: Epilogue, lanes: int, dtype: DType) -> EpilogueBody | None:
+def epilogue_body(
+    main: LoopBuilder, name: str, epilogue: Epilogue, lanes: int, dtype: DType, short: int = SHORT_EPILOGUE
+) -> EpilogueBody | None:
     """The body for `Tile.finish`: the epilogue's own, or if that is long, one that calls it as the function `name`.
 
     Calls overlap in the processor, since none waits for the result of another. `main` builds the module's main
-    function; `dtype` is that of the sums.
+    function; `dtype` is that of the sums. A body of at most `short` operations is written out.
     """
     body = epilogue.body
     if body is None:
@@ -70,14 +72,14 @@ def epilogue_body(main: LoopBuilder, name: str, epilogue: Epilogue, lanes: int, 
     vector = types.vector(dtype, lanes)
     arguments = {operand.name: types.vector(computed_in(operand.dtype), lanes) for operand in epilogue.operands}
     function = LoopBuilder(name, sum=vector, **{f"x_{key}": value for key, value in arguments.items()})
-    result = body(function, function["sum"], [function[f"x_{key}"] for key in arguments])
-    finished = function.finish(function.value(result, vector))
-    if _cost(finished.block) <= SHORT_EPILOGUE:
+    result = function.value(body(function, function["sum"], [function[f"x_{key}"] for key in arguments]), vector)
+    finished = function.finish(result)
+    if _cost(finished.block) <= short:
         return body
     main.include(finished)
 
     def called(b: LoopBuilder, total: Value, operands: Sequence[Value]) -> Value:
-        return b.call(name, total, *operands, results=[vector])[0]
+        return b.call(name, total, *operands, results=[result.type])[0]
 
     return called
 
