@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from loop_running import WIDTHS, run_both, run_compiled
 
 from tilewright.backends.cpu.kernels.move import build_copy, copy_arguments, copy_units, moved_as, ordered
 from tilewright.backends.cpu.machine import machine_of_width
-from tilewright.graph.dtypes import from_numpy
+from tilewright.graph.dtypes import f32, from_numpy
 from tilewright.graph.kernel.interpreter import run_loops
 
 random = np.random.default_rng(13)
@@ -26,9 +27,12 @@ def memory_of(array: np.ndarray) -> tuple[np.ndarray, int]:
     return base.reshape(-1).view(moved_as(from_numpy(array.dtype)).numpy), start
 
 
-def planned(source: np.ndarray, target: np.ndarray, width: int, static: bool) -> tuple[Any, list[Any]]:
+def planned(
+    source: np.ndarray, target: np.ndarray, width: int, static: bool, streams: bool = False
+) -> tuple[Any, list[Any]]:
     plan = ordered(target.shape, *([s // a.itemsize for s in a.strides] for a in (source, target)))
-    kernel = plan.of(from_numpy(source.dtype), static)
+    kernel = replace(plan.of(from_numpy(source.dtype), static), streams=streams)
+    assert not streams or plan.can_stream(kernel.dtype, machine_of_width(width))
     (y, y_start), (x, x_start) = memory_of(target), memory_of(source)
     known: dict[str, Any] = {"y": y, "x": x, "source_start": x_start, "target_start": y_start}
     for axis in range(len(plan.extents)):
@@ -38,9 +42,9 @@ def planned(source: np.ndarray, target: np.ndarray, width: int, static: bool) ->
     return build_copy("copy", kernel, machine_of_width(width)), [known[name] for name in copy_arguments(kernel)]
 
 
-def check(source: np.ndarray, target: np.ndarray, width: int = 256, static: bool = True) -> None:
+def check(source: np.ndarray, target: np.ndarray, width: int = 256, static: bool = True, streams: bool = False) -> None:
     """The copy does what numpy's assignment does, and touches nothing else."""
-    module, given = planned(source, target, width, static)
+    module, given = planned(source, target, width, static, streams)
     ours, compiled = run_both(module, given, width)
     target[...] = source
     assert np.array_equal(ours[0], given[0])
@@ -69,6 +73,53 @@ def test_dtypes(dtype: Any) -> None:
     source = numbers(18, 21, dtype=dtype)
     check(source.T, np.zeros((21, 18), dtype), 512)
     check(source, np.zeros((18, 21), dtype), 512)
+
+
+@pytest.mark.parametrize("width", [256, 512])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float16])
+def test_columns_of_short_numbers_fill_registers(dtype: Any, width: int) -> None:
+    for shape in ((66, 19), (64, 33)):
+        check(numbers(*shape, dtype=dtype).T, np.zeros(shape[::-1], dtype), width, static=width == 512)
+
+
+def on_line(count: int, dtype: Any, behind: int) -> np.ndarray:
+    """Memory that begins so many elements behind the beginning of a cache line."""
+    room = np.zeros(count * np.dtype(dtype).itemsize + 128, np.uint8)
+    start = -room.ctypes.data % 64 + behind * np.dtype(dtype).itemsize
+    return room[start : start + count * np.dtype(dtype).itemsize].view(dtype)
+
+
+@pytest.mark.parametrize("behind", [0, 1, 4])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.float64])
+def test_squares_that_go_past_the_caches(dtype: Any, behind: int) -> None:
+    """Rows of the target are whole lines apart, and begin anywhere in them."""
+    source = numbers(150, 19, dtype=dtype)
+    pitch = 192
+    for static in (True, False):
+        whole = on_line(19 * pitch, dtype, behind).reshape(19, pitch)
+        target = whole[:, :150]
+        module, given = planned(source.T, target, 512, static, streams=True)
+        # Interpreted where it lies, since a copy of it may begin elsewhere in a line.
+        for run in (run_loops, lambda m, a: run_compiled(m, a, 512)):
+            target[...] = 0
+            run(module, given)
+            assert np.array_equal(target, source.T)
+            assert not whole[:, 150:].any()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rows_that_go_past_the_caches(width: int) -> None:
+    source, target = numbers(2, 5001), np.zeros((2, 5003), np.float32)
+    check(source, target[:, 1:5002], width, static=width == 256, streams=True)
+
+
+def test_what_goes_past_the_caches() -> None:
+    machine = machine_of_width(512)
+    assert ordered((64, 64), (1, 64), (64, 1)).can_stream(f32, machine)
+    assert not ordered((64, 63), (1, 64), (63, 1)).can_stream(f32, machine)
+    assert not ordered((64, 64), (1, 64), (64, 1)).can_stream(f32, machine_of_width(256))
+    assert ordered((8, 5000), (5001, 1), (5002, 1)).can_stream(f32, machine)
+    assert not ordered((5000, 8), (9, 1), (10, 1)).can_stream(f32, machine)
 
 
 def test_channels_last_and_back_with_a_halo() -> None:

@@ -17,15 +17,24 @@ from ....graph.dtypes import DType, u8, u16, u32, u64
 from ....graph.kernel.loop_builder import Operand
 from ....graph.module import Module
 from ..machine import Machine
-from .pack import transposed
+from .elementwise import AHEAD_BYTES
+from .pack import joined_lanes, transposed
 from .strided import Size, StridedBuilder, argument_names, zero_or_one
 
 # Elements of a unit of work, about.
 _GRAIN = 1 << 14
-# Vectors of the source's contiguous dim that a unit turns.
-_ACROSS = 2
-# Squares are asked for so many squares before they are read, since each of their rows is in a page of its own.
-_AHEAD = 1
+# Squares are turned one strip after another: so many vectors, or bytes if they are short, of the source's contiguous
+# dim wide and so many elements of the target's long, which touches few pages at a time. Where squares go past the
+# caches, narrow and short strips are best, since nothing has to stay.
+_WIDTH = {False: 2, True: 1}
+_WIDTH_BYTES = 128
+_LENGTH = {False: 256, True: 64}
+# What the next strip reads is asked for, and so are lines that will be written to so many bytes further on. Each is in
+# a page of its own, so processors do not expect them; matrices of 12 MB are turned four times as fast.
+_AHEAD_BYTES = 128
+_LINE_BYTES = 64
+# Rows of so many elements can go past the caches.
+_LEAST_STREAMED = 4096
 
 
 def moved_as(dtype: DType) -> DType:
@@ -36,7 +45,8 @@ def moved_as(dtype: DType) -> DType:
 @dataclass(frozen=True)
 class Copy:
     """Dims are in the order of the target's memory, the last one innermost. `turned` is the dim along which the source
-    is contiguous, if the target is so along the last one and squares are to be turned; else None.
+    is contiguous, if the target is so along the last one and squares are to be turned; else None. With `streams` the
+    target goes to memory past the caches (see `Ordered.can_stream`).
 
     Element 0 lies at `source_start` and `target_start`, arguments of the kernel.
     """
@@ -46,6 +56,7 @@ class Copy:
     source: tuple[Size, ...]
     target: tuple[Size, ...]
     turned: int | None = None
+    streams: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,16 @@ class Ordered:
             return Copy(dtype, self.extents, self.source, self.target, self.turned)
         source, target = (tuple(map(zero_or_one, part)) for part in (self.source, self.target))
         return Copy(dtype, (None,) * len(self.extents), source, target, self.turned)
+
+    def can_stream(self, dtype: DType, machine: Machine) -> bool:
+        """Whether the target can go past the caches: its rows are long; or squares are as wide as a line, and lines lie
+        alike in all rows."""
+        if self.turned is None:
+            return bool(self.target[-1] == 1 and self.extents[-1] >= _LEAST_STREAMED)
+        line = _LINE_BYTES * 8 // moved_as(dtype).bits
+        if machine.lanes(moved_as(dtype)) != line:
+            return False
+        return all(bool(stride % line == 0) for stride in self.target[:-1])
 
 
 def ordered(shape: Sequence[int], source: Sequence[int], target: Sequence[int]) -> Ordered:
@@ -109,14 +130,26 @@ def _lanes(dtype: DType, machine: Machine) -> int:
     return min(16, machine.lanes(moved_as(dtype)))
 
 
+def _squares(dtype: DType, machine: Machine) -> int:
+    """How many squares are turned at once, below each other, so that their columns fill a register."""
+    return max(1, machine.lanes(moved_as(dtype)) // _lanes(dtype, machine))
+
+
+def _strip_width(kernel: Copy, machine: Machine) -> int:
+    """Elements of the source's contiguous dim in a strip of squares."""
+    lanes = _lanes(kernel.dtype, machine)
+    wide = 1 if kernel.streams else _WIDTH_BYTES * 8 // (lanes * moved_as(kernel.dtype).bits)
+    return lanes * max(_WIDTH[kernel.streams], wide)
+
+
 def copy_units(kernel: Copy, machine: Machine, extents: Sequence[int]) -> int:
     """How many units of work there are for these extents."""
     if not math.prod(extents):
         return 0
     if kernel.turned is not None:
-        across = _ACROSS * _lanes(kernel.dtype, machine)
         rest = math.prod(extents[:-1]) // extents[kernel.turned]
-        return rest * -(-extents[kernel.turned] // across)
+        strips = -(-extents[kernel.turned] // _strip_width(kernel, machine))
+        return rest * strips * -(-extents[-1] // _LENGTH[kernel.streams])
     inner, rows = extents[-1], extents[-2] if len(extents) > 1 else 1
     return math.prod(extents[:-2]) * -(-rows // max(1, _GRAIN // inner)) * -(-inner // _GRAIN)
 
@@ -129,6 +162,8 @@ def build_copy(name: str, kernel: Copy, machine: Machine) -> Module:
             builder.rows(unit)
         else:
             builder.squares(unit, kernel.turned)
+    if kernel.streams:
+        builder.b.fence()
     return builder.b.module()
 
 
@@ -137,8 +172,14 @@ class _CopyBuilder(StridedBuilder):
         dtype = moved_as(kernel.dtype)
         super().__init__(name, machine, {"y": dtype, "x": dtype}, copy_sizes(kernel), dtype)
         self.rank = len(kernel.extents)
-        if kernel.turned is not None:
+        self.streams = kernel.streams
+        self.bytes = dtype.bits // 8
+        if kernel.turned is None:
+            self.aheads = {name: self.ahead(name) for name in "yx"}
+        else:
             self.lanes = _lanes(kernel.dtype, machine)
+            self.tall = self.lanes * _squares(kernel.dtype, machine)
+            self.width = _strip_width(kernel, machine)
 
     def starts(self, indices: dict[int, Operand]) -> tuple[Operand, Operand]:
         """The places in target and source of the element at `indices` (0 along other dims)."""
@@ -183,69 +224,140 @@ class _CopyBuilder(StridedBuilder):
 
         def move(i: Operand, mask: Value | None = None) -> None:
             places = [b.add(place, b.mul(i, stride)) for place, stride in zip((y, x), strides, strict=True)]
-            self.store(self.load("x", places[1], strides[1], mask), "y", places[0], strides[0], mask)
+            moved = self.load("x", places[1], strides[1], mask)
+            if self.streams and mask is None:
+                b.store(moved, b["y"], places[0], streams=True)
+            else:
+                self.store(moved, "y", places[0], strides[0], mask)
 
+        if self.streams:
+            before = b.until_aligned(b["y"], b.add(y, start), self.lanes * self.bytes)
+            first = b.min(b.add(start, before), stop)
+            with b.loop(start, first, self.lanes) as i:
+                move(i, b.tail_mask(b.index(b.sub(first, i)), self.lanes))
+            start = first
         step = 4 * self.lanes
         whole = b.add(start, b.mul(b.div(b.sub(stop, start), step), step))
         with b.loop(start, whole, step) as i:
+            for name, place, stride in zip("yx", (y, x), strides, strict=True):
+                if not isinstance(stride, Value) and stride == 1:
+                    self.ask(name, b.add(place, i), step)
             for part in range(4):
                 move(b.add(i, part * self.lanes))
         with b.loop(whole, stop, self.lanes) as i:
             move(i, b.tail_mask(b.index(b.sub(stop, i)), self.lanes))
 
+    def ask(self, name: str, place: Operand, count: int) -> None:
+        """Ask for the lines that are needed a little later than `count` elements at `place`."""
+        if name == "y" and self.streams:
+            return
+        b = self.b
+        place = b.add(place, self.aheads[name])
+        for line in range(max(1, count * self.bytes // _LINE_BYTES)):
+            b.prefetch(b[name], b.add(place, line * (_LINE_BYTES // self.bytes)), writes=name == "y")
+
+    def ahead(self, name: str) -> Operand:
+        """How far behind elements those lie that are needed a little later: of short rows, in another row."""
+        b, last = self.b, self.rank - 1
+        elements = AHEAD_BYTES // self.bytes
+        if not last:
+            return elements
+        rows = b.div(elements, b.max(self.size(f"outer{last}"), 1))
+        far = b.mul(rows, self.stride(name, "outer", last - 1))
+        if not isinstance(rows, Value):
+            return far if rows else elements
+        further: Operand = b.select(b.lt(0, rows), far, elements)
+        return further
+
     # ---- squares -----------------------------------------------------------------------------------------------------
 
     def squares(self, unit: Operand, turned: int) -> None:
-        """Some vectors of the source's contiguous dim, along all of the target's."""
-        b, last, lanes = self.b, self.rank - 1, self.lanes
+        """A strip: some vectors of the source's contiguous dim, along a part of the target's."""
+        b, last, width = self.b, self.rank - 1, self.width
         across, along = self.size(f"outer{turned}"), self.size(f"outer{last}")
-        width = _ACROSS * lanes
-        blocks = b.div(b.add(across, width - 1), width)
+        tall = self.tall
+        length = _LENGTH[self.streams]
+        strips = b.div(b.add(across, width - 1), width)
+        parts = b.div(b.add(along, length - 1), length)
         others = [axis for axis in range(last) if axis != turned]
-        found = self.unravel(b.div(unit, blocks), [f"outer{axis}" for axis in others])
-        column = b.mul(b.rem(unit, blocks), width)
+        found = self.unravel(b.div(unit, b.mul(strips, parts)), [f"outer{axis}" for axis in others])
+        column = b.mul(b.rem(unit, strips), width)
         y, x = self.starts({**dict(zip(others, found, strict=True)), turned: column})
+        begin = b.mul(b.rem(b.div(unit, strips), parts), length)
+        end = b.min(b.add(begin, length), along)
         rest = b.sub(across, column)
-        whole = b.sub(along, b.rem(along, lanes))
+        first: Operand = begin
+        if self.streams:
+            # Parts are cut where lines of the target begin; what is before the first line belongs to the first part.
+            before = b.min(b.until_aligned(b["y"], y, _LINE_BYTES), along)
+            first, end = b.min(b.add(begin, before), along), b.min(b.add(end, before), along)
+            with b.when(b.and_(b.eq(begin, 0), b.lt(0, before))):
+                self.strip(y, x, (0, 0, before), turned, rest)
+        whole = b.add(first, b.mul(b.div(b.sub(end, first), tall), tall))
+        b.branch(
+            b.le(width, rest),
+            lambda: self.strip(y, x, (first, whole, end), turned, None),
+            lambda: self.strip(y, x, (first, whole, end), turned, rest),
+        )
 
-        def strip(count: Operand | None) -> None:
-            with b.loop(0, whole, lanes) as i:
-                for part in range(_ACROSS):
-                    self.square(y, x, i, part, turned, None, count)
-            left = b.sub(along, whole)
+    def strip(
+        self, y: Operand, x: Operand, bounds: tuple[Operand, Operand, Operand], turned: int, count: Operand | None
+    ) -> None:
+        """Squares of a strip, of which only `count` columns exist: whole ones, then the rest; `bounds` are of these."""
+        b, lanes, step = self.b, self.lanes, self.stride("x", "outer", self.rank - 1)
+        first, whole, end = bounds
 
-            def last_square() -> None:
-                for part in range(_ACROSS):
-                    self.square(y, x, whole, part, turned, left, count)
+        def across(i: Operand, left: Operand | None) -> None:
+            if left is None:
+                self.ask_rows(b.add(x, b.mul(i, step)), step)
+            with b.loop(0, self.width, lanes) as column:
+                self.square(y, x, i, column, turned, left, count)
 
-            if isinstance(left, Value):
-                with b.when(b.lt(0, left)):
-                    last_square()
-            elif left:
-                last_square()
+        if isinstance(first, Value) or isinstance(whole, Value) or first < whole:
+            with b.loop(first, whole, self.tall) as i:
+                across(i, None)
+        left = b.sub(end, whole)
+        if isinstance(left, Value):
+            with b.when(b.lt(0, left)):
+                across(whole, left)
+        elif left:
+            across(whole, left)
 
-        b.branch(b.le(width, rest), lambda: strip(None), lambda: strip(rest))
+    def ask_rows(self, x: Operand, step: Operand) -> None:
+        """Ask for what the next strip reads in rows as high as squares are."""
+        b = self.b
+        for row in range(self.tall):
+            for start in range(0, self.width, _LINE_BYTES // self.bytes):
+                b.prefetch(b["x"], b.add(b.add(x, b.mul(row, step)), self.width + start), level=2)
 
     def square(
-        self, y: Operand, x: Operand, i: Operand, part: int, turned: int, length: Operand | None, count: Operand | None
+        self,
+        y: Operand,
+        x: Operand,
+        i: Operand,
+        first: Operand,
+        turned: int,
+        length: Operand | None,
+        count: Operand | None,
     ) -> None:
-        """A square of `lanes` rows and columns; only `length` numbers along the last dim and `count` across exist."""
-        b, last, lanes = self.b, self.rank - 1, self.lanes
+        """Squares of `lanes` rows and columns below each other, from column `first` of the strip; only `length` numbers
+        along the last dim and `count` columns exist."""
+        b, last, lanes, tall = self.b, self.rank - 1, self.lanes, self.tall
         step, pitch = self.stride("x", "outer", last), self.stride("y", "outer", turned)
-        first = part * lanes
         columns = None if count is None else b.tail_mask(b.index(b.sub(count, first)), lanes)
-        rows = None if length is None else b.tail_mask(b.index(length), lanes)
+        rows = None if length is None else b.tail_mask(b.index(length), tall)
         loaded = []
-        for row in range(lanes):
+        for row in range(tall):
             at = b.add(i, row if length is None else b.min(row, b.sub(length, 1)))
             place = b.add(b.add(x, b.mul(at, step)), first)
             loaded.append(b.load(b["x"], place, lanes, columns))
-            if length is None:
-                b.prefetch(b["x"], b.add(place, b.mul(_AHEAD * lanes, step)))
-        for column, vector in enumerate(transposed(b, loaded, lanes)):
-            place = b.add(b.add(y, b.mul(first + column, pitch)), i)
+        joined = [joined_lanes(b, loaded[row::lanes], lanes) for row in range(lanes)]
+        for column, vector in enumerate(transposed(b, joined, lanes, tall // lanes)):
+            place = b.add(b.add(y, b.mul(b.add(first, column), pitch)), i)
             if count is None:
-                b.store(vector, b["y"], place, rows)
+                b.store(vector, b["y"], place, rows, streams=self.streams and rows is None)
+                if not self.streams:
+                    b.prefetch(b["y"], b.add(place, _AHEAD_BYTES // self.bytes), writes=True)
                 continue
-            with b.when(b.lt(first + column, count)):
+            with b.when(b.lt(b.add(first, column), count)):
                 b.store(vector, b["y"], place, rows)

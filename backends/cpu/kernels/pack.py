@@ -93,13 +93,13 @@ def _transpose_block(
                 b.store(column, target, place)
 
 
-def transposed(b: LoopBuilder, rows: list[Value], lanes: int) -> list[Value]:
+def transposed(b: LoopBuilder, rows: list[Value], lanes: int, count: int = 1) -> list[Value]:
     """A square of `lanes` vectors of `lanes` numbers, transposed: pairs of rows exchange blocks of half their size,
-    then of a quarter, and so on."""
-    distance = lanes // 2
+    then of a quarter, and so on. Vectors that are `count` times as long hold as many squares side by side."""
+    distance, width = lanes // 2, lanes * count
     while distance:
-        low = [lane if not lane & distance else lanes + lane - distance for lane in range(lanes)]
-        high = [lane + distance if not lane & distance else lanes + lane for lane in range(lanes)]
+        low = [lane if not lane & distance else width + lane - distance for lane in range(width)]
+        high = [lane + distance if not lane & distance else width + lane for lane in range(width)]
         exchanged = list(rows)
         for index in range(lanes):
             if not index & distance:
@@ -109,6 +109,14 @@ def transposed(b: LoopBuilder, rows: list[Value], lanes: int) -> list[Value]:
         rows = exchanged
         distance //= 2
     return rows
+
+
+def joined_lanes(b: LoopBuilder, parts: list[Value], lanes: int) -> Value:
+    """The lanes of several vectors, a power of two, one after the other."""
+    while len(parts) > 1:
+        parts = [b.shuffle(low, high, range(2 * lanes)) for low, high in zip(parts[::2], parts[1::2], strict=True)]
+        lanes *= 2
+    return parts[0]
 
 
 def _gather_strip(
