@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -44,15 +45,29 @@ def compile_module(
             f"there is no precision called {precision!r}",
             notes=[f"the precisions are {', '.join(PRECISIONS)}"],
         )
-    if threads is not None:
-        require("threads", threads, int, "a number of threads")
-    if threads is not None and threads < 1:
-        raise UsageError("compile/threads", f"threads must be at least 1, got {threads}")
+    checked_threads(threads)
     model = _without_gradient(model)
     module, name = TARGETS[target]
     factory: Any = getattr(import_module(module, __package__), name)
     executable: Executable = factory(model, threads=threads, precision=precision, tune=tune)
     return executable
+
+
+def compile_step(module: Module, threads: int | None, updates: Mapping[str, str], loss: str) -> Executable:
+    """Like `compile_module(module, "cpu", threads)` for a training step: what `updates` names as the next value of an
+    input can be written in its place, once the output `loss` has been looked at (see `cpu.step`)."""
+    from .cpu.step import StepExecutable
+
+    checked_threads(threads)
+    return StepExecutable(_without_gradient(module), threads, updates, loss)
+
+
+def checked_threads(threads: int | None) -> None:
+    """Raises UsageError unless this is a number of threads, or nothing."""
+    if threads is not None:
+        require("threads", threads, int, "a number of threads")
+    if threads is not None and threads < 1:
+        raise UsageError("compile/threads", f"threads must be at least 1, got {threads}")
 
 
 def _without_gradient(model: Module) -> Module:

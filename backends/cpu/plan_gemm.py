@@ -63,6 +63,7 @@ def multiply(planner: Planner, op: Operation, product: Product) -> None:
     product = _readable(planner, product)
     product = _as_one_matrix(product)
     if dots(product):
+        planner.keep_apart(op.result)
         plan_dot(planner, op, product, _epilogue(op, _operands(product)))
         return
     parts = parts_of(planner, product)
@@ -103,6 +104,8 @@ def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
         gemm, tiling = _of_any_height(gemm, tiling, is_weight)
     elif not batch:
         tiling = _tuned(planner, gemm, (m, n, k), tiling)
+    if op is not None and tiling.depth < k:  # sums of a part of k wait in the result
+        planner.keep_apart(op.result)
     panels = _packed(planner, product, tiling)
     rows = [list(strides) for strides in space.strides]
     if panels is not None:

@@ -188,6 +188,8 @@ class Planner:
         self.static = not segment.known and all(self.is_static(value) for value in segment.inputs)
         self.calls: list[Call] = []
         self._planned: Operation | None = None
+        # Outputs whose kernels need memory apart from that of the inputs until they are done.
+        self.apart: set[Value] = set()
         self.faults: list[Operation] = []
         self.shapes: dict[Value, Shape] = dict(zip(segment.inputs, shapes, strict=True))
         self.halos: dict[Storage, tuple[Strided, Halo]] = {}
@@ -336,6 +338,11 @@ class Planner:
         """Where a kernel of `op` reports an index that is out of range: a flag and the index, both i64."""
         self.faults.append(op)
         return Buffer(Storage(16, fault=len(self.faults) - 1))
+
+    def keep_apart(self, value: Value) -> None:
+        """Say that the kernel of `value` writes there before it has read all it needs."""
+        if value in self.segment.in_place:
+            self.apart.add(value)
 
     def copied(self, view: View, order: Sequence[int] | None = None, halo: Halo | None = None) -> View:
         """A copy without gaps, its axes in `order`."""

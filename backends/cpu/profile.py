@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -46,11 +46,15 @@ class Recorder:
     steps: dict[tuple[int, int], tuple[Call | Operation, int]] = field(default_factory=dict)
     owners: dict[int, object] = field(default_factory=dict)  # so that ids stay theirs
 
-    def run(self, owner: object, calls: Iterable[Call], table: np.ndarray, bases: int, pool: Pool | None) -> None:
-        """Run the calls of a program; `table` is i64[steps, words]."""
+    def run(
+        self, owner: object, calls: Sequence[Call], table: np.ndarray, bases: int, pool: Pool | None, first: int,
+        last: int,
+    ) -> None:  # fmt: skip
+        """Run the calls of a program from `first` up to `last`; `table` is i64[steps, words]."""
         self.owners[id(owner)] = owner
         begin, parts = table.ctypes.data, table[:, PARTS].tolist()
-        for index, call in enumerate(calls):
+        for index in range(first, last):
+            call = calls[index]
             place = begin + 8 * STEP_WORDS * index
             started = time.perf_counter()
             if pool is not None:

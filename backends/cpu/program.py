@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import math
 from array import array
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,9 @@ NULL, ARENA, FIRST_FREE = 0, 1, 2
 # So many runs of a program at the same time find an arena that was used before.
 MOST_ARENAS = 4
 _BYTE = ctypes.c_char
+_STEP_BYTES = 8 * STEP_WORDS
+# How many calls are made before something is looked at, and what looks at it; it may raise.
+Check: TypeAlias = tuple[int, Callable[[], None]]
 _PAGE = 4096
 
 
@@ -37,6 +40,7 @@ class Outline:
     def __init__(self, planner: Planner) -> None:
         segment, threads = planner.segment, planner.threads
         self.outputs: list[tuple[Shape, np.dtype]] = []
+        self.storages: list[Storage] = []  # of those
         self.known: dict[int, np.ndarray] = {}
         self._slots: dict[Storage, int] = {}
         for index, value in enumerate(segment.outputs):
@@ -44,7 +48,8 @@ class Outline:
                 self.known[index] = as_numbers(planner.known(value), value)
             else:
                 base = FIRST_FREE + len(segment.inputs) + len(self.outputs)
-                self._slots[_output(planner, value, self._slots)] = base
+                self.storages.append(_output(planner, value, self._slots))
+                self._slots[self.storages[-1]] = base
                 self.outputs.append((planner.shape(value), dtype_of(value).numpy))
         self.calls, self.faults = planner.calls, planner.faults
         self.input_bytes = [math.prod(planner.shape(v)) * dtype_of(v).numpy.itemsize for v in segment.inputs]
@@ -159,6 +164,7 @@ class Program:
     def __init__(self, outline: Outline, numbers: Sequence[int] | np.ndarray, values: Sequence[Any]) -> None:
         """`numbers` and `values` are the outline's for these sizes."""
         self.calls, self._faults, self.known = outline.calls, outline.faults, outline.known
+        self._storages = outline.storages
         self._checked, self._inputs = outline.checked, len(outline.input_bytes)
         words, sizes, units, parts, dims = outline.cut(np.array(numbers, np.int64))
         offsets, self.arena_bytes = outline.place(sizes.tolist())
@@ -187,16 +193,17 @@ class Program:
         arrays: Sequence[np.ndarray],
         places: Mapping[int, np.ndarray | None] | None = None,
         recorder: Recorder | None = None,
+        check: Check | None = None,
     ) -> list[np.ndarray]:
         """The outputs for contiguous input arrays; those that were not known before are fresh arrays.
 
         An output is made in its array of `places`, if that is not None and has the right shape. A `recorder` times
-        each call.
+        each call. `check` is a number of calls, and what to call between those and the others.
         """
         try:
             made = self._empty(places) if places else [np.empty(shape, dtype) for shape, dtype in self.outputs]
             if self.calls:
-                self._call(pool, [*arrays, *made], recorder)
+                self._call(pool, [*arrays, *made], recorder, check)
         except MemoryError as error:
             raise ExecutionError("run/memory", f"there is not enough memory for a run: {error}") from error
         if not self.known:
@@ -205,8 +212,8 @@ class Program:
         count = len(made) + len(self.known)
         return [self.known[index] if index in self.known else next(fresh) for index in range(count)]
 
-    def touch(self) -> None:
-        """Read one byte of each page of constants in files, so that no run has to wait for them.
+    def touch(self, with_arena: bool = True) -> None:
+        """Touch each page of an arena, and of constants in files, so that no run has to wait for them.
 
         Not of tables that rows are gathered from: few of their pages are needed, and they may be large.
         """
@@ -217,6 +224,15 @@ class Program:
         for storage in storages:
             if storage is not None and storage.array is not None and not storage.array.flags.writeable:
                 storage.array.reshape(-1).view(np.uint8)[::_PAGE].sum()
+        if with_arena:
+            memory = self._new_arena()
+            memory[0][::_PAGE] = 0
+            self._arenas.append(memory)
+
+    def _new_arena(self) -> tuple[np.ndarray, int]:
+        """Memory for what lies in the arena, and the address where that begins."""
+        arena = np.empty(self.arena_bytes + 64, np.uint8)
+        return arena, -(-address_of(arena) // 64) * 64
 
     def _empty(self, places: Mapping[int, np.ndarray | None]) -> list[np.ndarray]:
         """The arrays that outputs are made in."""
@@ -227,13 +243,24 @@ class Program:
             made.append(np.empty(shape, dtype) if place is None or place.shape != shape else place)
         return made
 
-    def _call(self, pool: Pool | None, arrays: list[np.ndarray], recorder: Recorder | None) -> None:
+    def touched(self) -> list[list[int]]:
+        """The places in the table of the calls that read or write each output."""
+        found: list[list[int]] = [[] for _ in self._storages]
+        for position, call in enumerate(self.calls):
+            mine = {argument.storage for argument in call.arguments if isinstance(argument, Buffer)}
+            for output, storage in enumerate(self._storages):
+                if storage in mine:
+                    found[output].append(position)
+        return found
+
+    def _call(
+        self, pool: Pool | None, arrays: list[np.ndarray], recorder: Recorder | None, check: Check | None
+    ) -> None:
         """Run the steps on inputs and outputs. Arenas are used again: fresh memory would have to be cleared first."""
         try:
             memory = self._arenas.pop()
         except IndexError:
-            arena = np.empty(self.arena_bytes + 64, np.uint8)
-            memory = arena, -(-address_of(arena) // 64) * 64
+            memory = self._new_arena()
         if self._checked:
             bounds.forget()
             for fresh in (memory[0], *arrays[self._inputs :]):
@@ -243,17 +270,39 @@ class Program:
             faults = np.zeros((len(self._faults), 2), np.int64)
             addresses.append(address_of(faults))
         bases = array("q", addresses)
-        if recorder is not None:
-            recorder.run(self, self.calls, self._steps, bases.buffer_info()[0], pool)
+        begin, count = self._job
+        if check is not None:
+            first, verify = check
+            self._run(pool, recorder, 0, first, bases.buffer_info()[0])
+            if self._faults:
+                self._complain(faults)
+            verify()
+            self._run(pool, recorder, first, count, bases.buffer_info()[0])
+        elif recorder is not None:
+            self._run(pool, recorder, 0, count, bases.buffer_info()[0])
         elif pool is not None and self.parallel:
-            pool.run(*self._job, bases.buffer_info()[0])
+            pool.run(begin, count, bases.buffer_info()[0])
         else:
-            runtime().run(*self._job, bases.buffer_info()[0])
+            runtime().run(begin, count, bases.buffer_info()[0])
         if len(self._arenas) < MOST_ARENAS:
             self._arenas.append(memory)
         if self._checked:
             bounds.complain()
-        if self._faults and faults[:, 0].any():
+        if self._faults:
+            self._complain(faults)
+
+    def _run(self, pool: Pool | None, recorder: Recorder | None, first: int, last: int, bases: int) -> None:
+        """Run the calls from `first` up to `last`."""
+        if recorder is not None:
+            recorder.run(self, self.calls, self._steps, bases, pool, first, last)
+        elif pool is not None and self.parallel:
+            pool.run(self._job[0] + _STEP_BYTES * first, last - first, bases)
+        else:
+            runtime().run(self._job[0] + _STEP_BYTES * first, last - first, bases)
+
+    def _complain(self, faults: np.ndarray) -> None:
+        """Raise what a kernel has reported."""
+        if faults[:, 0].any():
             place = int(np.flatnonzero(faults[:, 0])[0])
             raise _fault(self._faults[place], int(faults[place, 1]))
 
@@ -280,7 +329,7 @@ def _output(planner: Planner, value: Value, taken: dict[Storage, int]) -> Storag
     """The storage of an output: its own if nothing else is in it and it is row-major, else that of a copy."""
     view = planner.view(value)
     storage = view.storage
-    is_own = storage.array is None and storage.slot is None and storage not in taken
+    is_own = value not in planner.apart and storage.array is None and storage.slot is None and storage not in taken
     if is_own and _fills(view):
         return storage
     copied = planner.copied(view)

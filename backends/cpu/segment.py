@@ -20,13 +20,15 @@ from .planner import has_plan
 class Segment:
     """`ops` in order; `inputs` are values from elsewhere, `outputs` those that are needed elsewhere.
 
-    The elements of the inputs in `known` decide on sizes, so a plan is made for them, too.
+    The elements of the inputs in `known` decide on sizes, so a plan is made for them, too. Outputs `in_place` may be
+    written where an input lies, by the operation that reads that last.
     """
 
     ops: list[Operation] = field(default_factory=list)
     inputs: list[Value] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
     known: list[Value] = field(default_factory=list)
+    in_place: set[Value] = field(default_factory=set)
 
 
 Step = Segment | Operation

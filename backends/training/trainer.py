@@ -11,18 +11,20 @@ from ...graph.diagnostics import ExecutionError, UsageError
 from ...passes.training.parameters import with_values
 from ...passes.training.step import Roles
 from ..model_source import ModelLike, open_model
-from ..target import compile_module
+from ..target import compile_module, compile_step
 
 if TYPE_CHECKING:
     from ...graph.module import Module
+    from ..executable import Executable
 
 
 class Trainer:
     """Runs `step`, a module from `tilewright.train.step` or a file it was saved in, on `target`.
 
-    `state` holds each parameter and each tensor of the optimizer, by the name of the step's input. A step whose loss is
-    not finite raises ExecutionError and leaves the state as it was; with `detect_anomaly` also one that makes a NaN or
-    an infinity anywhere in the state, and the error names the operation that made the first.
+    `state` holds each parameter and each tensor of the optimizer, by the name of the step's input. On the cpu a step
+    changes these arrays where they are, so copy what you want to keep. A step whose loss is not finite raises
+    ExecutionError and leaves the state as it was; with `detect_anomaly` also one that makes a NaN or an infinity
+    anywhere in the state, and the error names the operation that made the first.
     """
 
     def __init__(
@@ -30,18 +32,27 @@ class Trainer:
     ) -> None:
         self.module = open_model(step).module
         self.roles = Roles.of(self.module)
-        self.executable = compile_module(self.module, target, threads)
         self.detect_anomaly = detect_anomaly
+        self.executable = self._compiled(target, threads)
         defaults = {str(argument.name): data for argument, data in self.module.main.defaults.items()}
         missing = [name for name in self.roles.state if name not in defaults]
         if missing:
             raise UsageError("train/no-state", f"the step gives no first value for {missing[0]!r}")
         self.state: dict[str, np.ndarray] = {name: defaults[name].numpy().copy() for name in self.roles.state}
+        # The arrays that nobody else may have.
+        self._own: dict[str, np.ndarray] = dict(self.state)
+
+    def _compiled(self, target: str, threads: int | None) -> Executable:
+        """The step, in the form that updates in place where there is one; only the loss is looked at before that."""
+        updates = None if self.detect_anomaly else {output: name for name, output in self.roles.state.items()}
+        if target != "cpu" or updates is None:
+            return compile_module(self.module, target, threads)
+        return compile_step(self.module, threads, updates, self.roles.loss)
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:
-        """The parameters as they are now."""
-        return {name: self.state[name] for name in self.roles.parameters}
+        """Copies of the parameters as they are now."""
+        return {name: self.state[name].copy() for name in self.roles.parameters}
 
     @property
     def data_inputs(self) -> list[str]:
@@ -59,12 +70,31 @@ class Trainer:
         Raises UsageError for a target that is no class, ExecutionError from the step.
         """
         self.check_classes(batch)
+        made = self._run_in_place(batch, [self.roles.loss, *outputs])
+        if made is not None:
+            return made
         feeds = {**batch, **self.state}
         results = self.executable.run(feeds, [self.roles.loss, *outputs, *self.roles.state.values()])
         new = {name: results[output] for name, output in self.roles.state.items()}
         self._check(feeds, results[self.roles.loss], new)
-        self.state = new
+        self.state, self._own = new, dict(new)
         return {name: results[name] for name in (self.roles.loss, *outputs)}
+
+    def _run_in_place(self, batch: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any] | None:
+        """The outputs of a step that writes the new state where the old one was; None if there is no such step."""
+        update = getattr(self.executable, "update", None)
+        if update is None:
+            return None
+        for name, array in self.state.items():
+            if self._own.get(name) is not array:
+                dtype = self._own[name].dtype if name in self._own else None
+                self.state[name] = self._own[name] = np.array(array, dtype, order="C")
+        found: dict[str, Any] | None = update({**batch, **self.state}, list(self.state), outputs, self._check_loss)
+        return found
+
+    def _check_loss(self, loss: Any) -> None:
+        if not np.isfinite(loss).all():
+            self._check({}, loss, {})
 
     def check_classes(self, batch: Mapping[str, Any]) -> None:
         """Raises UsageError data/class for a target that names a class which the model has no score for."""
@@ -72,6 +102,8 @@ class Trainer:
             labels = np.asarray(batch[name]) if name in batch else np.zeros(0, np.int64)
             if labels.dtype.kind not in "iu":
                 continue  # the executable tells what type it takes
+            if labels.dtype == np.int64 and not (labels.view(np.uint64) >= count).any():
+                continue
             wrong = (labels < 0) | (labels >= count)
             if ignored is not None:
                 wrong &= labels != ignored
@@ -100,7 +132,8 @@ class Trainer:
         wrong += [n for n in self.state if n in state and _kind(state[n]) != _kind(self.state[n])]
         if wrong:
             raise UsageError("train/state", f"this state is of another training step: {', '.join(wrong[:5])}")
-        self.state = {name: np.array(state[name]) for name in self.state}
+        self.state = {name: np.array(state[name], order="C") for name in self.state}
+        self._own = dict(self.state)
 
     def trained(self, model: ModelLike) -> Module:
         """A copy of `model`, which the step was made of, with the parameters and running statistics as they are now."""
