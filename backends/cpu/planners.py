@@ -2,6 +2,7 @@
 
 from . import (
     plan_attention,
+    plan_attention_grad,
     plan_concat,
     plan_conv_weight,
     plan_gemm,
@@ -15,6 +16,6 @@ from . import (
 )
 
 __all__ = [
-    "plan_attention", "plan_concat", "plan_conv_weight", "plan_gemm", "plan_integer", "plan_map", "plan_moves",
-    "plan_recurrent", "plan_resample", "plan_rows", "plan_windows",
+    "plan_attention", "plan_attention_grad", "plan_concat", "plan_conv_weight", "plan_gemm", "plan_integer", "plan_map",
+    "plan_moves", "plan_recurrent", "plan_resample", "plan_rows", "plan_windows",
 ]  # fmt: skip

@@ -20,24 +20,28 @@ def attention(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     if heads is None or dtype_of(op.results[0]) is not f32 or not _is_plain(op):
         return None
     mask = op.input(3)
-    if mask is not None and not _covers_keys(op, mask):
+    if mask is not None and not covers_keys(op, mask):
         return None
-    q, key, value = (_heads(k, operand, count, size, heads.packed) for operand, count, size in zip(
+    q, key, value = (head_views(k, operand, count, size, heads.packed) for operand, count, size in zip(
         op.operand_values[:3], (heads.queries, heads.keys, heads.keys), (heads.size, heads.size, heads.value_size),
         strict=True,
     ))  # fmt: skip
+    shape = shape_of(q)
+    type = tensor_type(op.results[0]).with_shape([*shape[:3], heads.value_size])
+    result = k.kernel("attention", [q, key, value, mask], type, **attention_attributes(op, heads))
+    if heads.packed:
+        result = joined_heads(k, result, op.results[0])
+    return [result] * len(op.results)
+
+
+def attention_attributes(op: Operation, heads: Heads) -> dict[str, Any]:
+    """The attributes of the kernel, from those of the operator."""
     scale = op.attr("scale")
-    attributes: dict[str, Any] = {
+    return {
         "scale": 1.0 / heads.size**0.5 if scale is None else scale, "softcap": op.attr("softcap") or 0.0,
         "causal": int(op.attr("is_causal") or 0), "masked_score": op.attr("masked_score"),
         "masking": "zero" if op.attr("masking") == "standard" else op.attr("masking"),
     }  # fmt: skip
-    shape = shape_of(q)
-    type = tensor_type(op.results[0]).with_shape([*shape[:3], heads.value_size])
-    result = k.kernel("attention", [q, key, value, mask], type, **attributes)
-    if heads.packed:
-        result = _joined(k, result, heads, op.results[0])
-    return [result] * len(op.results)
 
 
 def _is_plain(op: Operation) -> bool:
@@ -48,7 +52,7 @@ def _is_plain(op: Operation) -> bool:
     return not any(inputs) and all(size == -1 for size in windows) and precision in (None, 0, 1) and not is_used
 
 
-def _covers_keys(op: Operation, mask: Value) -> bool:
+def covers_keys(op: Operation, mask: Value) -> bool:
     """Whether the mask is broadcast to the scores: the standard fills up a shorter one, which is another thing."""
     if dtype_of(mask) not in (bool_, f32) or rank_of(mask) > 4:
         return False
@@ -58,7 +62,7 @@ def _covers_keys(op: Operation, mask: Value) -> bool:
     return bool(shape) and prove_equal(shape[-1], shape_of(op.operand_values[1])[-2]) is True
 
 
-def _heads(k: KernelBuilder, x: Value, count: int, size: int, packed: bool) -> Value:
+def head_views(k: KernelBuilder, x: Value, count: int, size: int, packed: bool) -> Value:
     """[batch, heads, length, size] as a view."""
     if not packed:
         return x
@@ -67,5 +71,9 @@ def _heads(k: KernelBuilder, x: Value, count: int, size: int, packed: bool) -> V
     return k.transpose(split, [0, 2, 1, 3])
 
 
-def _joined(k: KernelBuilder, x: Value, heads: Heads, result: Value) -> Value:
-    return k.reshape(k.transpose(x, [0, 2, 1, 3]), [0, 0, heads.queries * heads.value_size], tensor_type(result))
+def joined_heads(k: KernelBuilder, x: Value, result: Value) -> Value:
+    """[batch, length, heads * size] as a view, in the type of `result`."""
+    _, heads, _, size = shape_of(x)
+    assert isinstance(heads, int)
+    assert isinstance(size, int)
+    return k.reshape(k.transpose(x, [0, 2, 1, 3]), [0, 0, heads * size], tensor_type(result))

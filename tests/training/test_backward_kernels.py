@@ -62,3 +62,19 @@ def test_convolutions_of_open_dims(x: Any, w: Any, attributes: dict[str, Any]) -
 def test_a_long_sum_is_cut_into_parts() -> None:
     feeds = {"x": normal(4, 3, 32, 32), "w": normal(8, 3, 3, 3)}
     check(lambda b, x, w: b.conv(x, w, pads=[1, 1, 1, 1]), feeds, "add_8_parts")
+
+
+ATTENTIONS: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None, dict[str, Any]]] = [
+    ((2, 4, 37, 8), (2, 2, 45, 8), None, {"is_causal": 1}),
+    ((1, 2, 40, 20), (1, 2, 300, 20), None, {"softcap": 2.0}),
+    ((2, 2, 9, 8), (2, 2, 14, 8), (9, 14), {"scale": 0.3}),
+    ((2, 7, 12), (2, 5, 6), None, {"q_num_heads": 4, "kv_num_heads": 2}),
+]
+
+
+@pytest.mark.parametrize(("q", "k", "mask", "attributes"), ATTENTIONS, ids=lambda item: str(item))
+def test_attention(q: Any, k: Any, mask: Any, attributes: dict[str, Any]) -> None:
+    feeds = {"q": normal(*q), "k": normal(*k), "v": normal(*k, seed=1)}
+    if mask is not None:
+        feeds["mask"] = normal(*mask) > -0.5
+    check(lambda b, q, k, v, mask=None: b.attention(q, k, v, mask, **attributes), feeds, "attention_grad")
