@@ -6,8 +6,9 @@ are those of C's math.h: infinities, NaN, signed zeros (but expm1 and log1p lose
 rounded like others.
 
 Largest errors in units in the last place, found by tests/kernel/test_vector_math.py against f64 and, for f64, against
-the C library: exp, expm1, log, log1p, sin, cos, acos 1.5; asin, atan, asinh 2; pow 1 (f64: grows with |y log x|); erf,
-tanh, cosh, acosh, atanh, tan 3; sinh 4. sin, cos and tan are that good to |x| = 1e9; beyond, they are in range only.
+the C library: exp, expm1, log, log1p, sin, cos, acos 1.5; asin, atan, asinh 2; pow 1 (f64: grows with |y log x|); cosh,
+acosh, atanh, tan 3; sinh 4; tanh 5 and erf 6 (f64: 3), both near 1: as ratios of polynomials they are far faster than
+with an exponential. sin, cos and tan are that good to |x| = 1e9; beyond, they are in range only.
 """
 
 from __future__ import annotations
@@ -110,8 +111,19 @@ def expm1(b: LoopBuilder, x: Value) -> Value:
     return b.fma(small, power, b.sub(power, 1))  # type: ignore[no-any-return]
 
 
+def _ratio(b: LoopBuilder, x: Value, table: tuple[float, Sequence[float], Sequence[float]]) -> Value:
+    """x p(x**2) / q(x**2), an odd function that is -1 and 1 beyond the table's limit."""
+    limit, above, below = table
+    x = b.max(b.min(x, limit), -limit)
+    square = b.mul(x, x)
+    result = b.div(b.mul(x, polynomial(b, square, above)), polynomial(b, square, below))
+    return b.max(b.min(result, 1), -1)  # type: ignore[no-any-return]
+
+
 def tanh(b: LoopBuilder, x: Value) -> Value:
-    """-e / (e + 2) with e = expm1(-2 |x|)."""
+    """A ratio of polynomials, or (f64) -e / (e + 2) with e = expm1(-2 |x|)."""
+    if _dtype(x) is f32:
+        return _ratio(b, x, tables.TANH_RATIO)
     e = expm1(b, b.mul(b.abs(x), -2))
     return with_sign(b, b.div(e, b.add(e, 2)), x)
 
@@ -136,13 +148,14 @@ def _half_powers(b: LoopBuilder, x: Value) -> tuple[Value, Value]:
 
 
 def erf(b: LoopBuilder, x: Value) -> Value:
+    """A ratio of polynomials, or (f64) a polynomial near 0 and 1 - exp(-p(|x|)) elsewhere."""
     dtype = _dtype(x)
+    if dtype is f32:
+        return _ratio(b, x, tables.ERF_RATIO)
     size = b.abs(x)
     near = b.min(size, 1)
     small = b.mul(near, polynomial(b, b.mul(near, near), tables.ERF[dtype]))
-    far = b.min(size, 4 if dtype is f32 else 6)
-    shift = 0 if dtype is f32 else 3.5
-    tail = b.sub(1, exp(b, b.neg(polynomial(b, b.sub(far, shift), tables.ERF_TAIL[dtype]))))
+    tail = b.sub(1, exp(b, b.neg(polynomial(b, b.sub(b.min(size, 6), 3.5), tables.ERF_TAIL[dtype]))))
     return with_sign(b, b.select(b.lt(size, 1), small, tail), x)
 
 
@@ -335,5 +348,5 @@ FUNCTIONS = {
 
 UNITS = {
     "exp": 1.5, "expm1": 1.5, "log": 1.5, "log1p": 1.5, "sin": 1.5, "cos": 1.5, "acos": 1.5, "asin": 2, "atan": 2,
-    "asinh": 2, "erf": 3, "tanh": 3, "cosh": 3, "acosh": 3, "atanh": 3, "tan": 3, "sinh": 4,
+    "asinh": 2, "erf": 6, "tanh": 5, "cosh": 3, "acosh": 3, "atanh": 3, "tan": 3, "sinh": 4,
 }  # fmt: skip
