@@ -42,6 +42,10 @@ class AttentionPast(OpRule):
             refusal = _refusal(m, op, concat)
             if refusal is not None:
                 return refusal
+        lengths = [[shape[2] for v in concat.operands if (shape := shape_of(v)) is not None] for concat in concats]
+        # Of all keys there are as many as of all values: where the new ones are as many, so are those of the past.
+        if not any(prove_equal(of_key, of_value) is True for of_key, of_value in zip(*lengths, strict=True)):
+            return m.fail("the pasts are not shown to be of one length", *concats)
         return True
 
     def build(self, b: OpBuilder, m: Match) -> Replacement:

@@ -278,6 +278,8 @@ class _Up:
             if self.scale != 1.0 or self.softcap:
                 return Mismatch("the masked scores are scaled", (op,))
             fill = float(data.numpy().reshape(()).item())
+            if fill != fill:
+                return Mismatch("scores are replaced by NaN", (op,))
             self.terms.append(Term(condition, op, fill, inverted))
             self.ops.append(op)
             return scores

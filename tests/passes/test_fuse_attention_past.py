@@ -130,6 +130,17 @@ def a_past_of_one_head_for_all(b: Any) -> None:
     attend(b, q, k, cached(b, v, "v"))
 
 
+@stays("not shown to be of one length")
+def the_past_of_the_values_comes_last(b: Any) -> None:
+    """All in all as many keys as values, but another number of them is old."""
+    q, k, v = (b.input(name, f32[B, H, "s", D]) for name in ("q", "k", "v"))
+    k = b.concat(b.input("past_k", f32[B, H, "p", D]), k, axis=2)
+    v = b.concat(v, b.input("past_v", f32[B, H, "p", D]), axis=2)
+    b.output(k, "present_k")
+    b.output(v, "present_v")
+    attend(b, q, k, v)
+
+
 @pytest.mark.parametrize("name", STAYS)
 @pytest.mark.refusal
 def test_stays(name: str) -> None:

@@ -224,6 +224,13 @@ def replaced_scores_that_are_not_absorbed(b):
     b.output(b.softmax(b.add(scores, b.input("mask", f32[B, 1, 1, T]))) @ v, "y")
 
 
+@refusal("replaced by NaN")
+def hidden_scores_are_nan(b):
+    """A row with one hidden key is NaN altogether."""
+    q, k, v = four(b)
+    b.output(b.softmax(b.where(b.input("keep", bool_[B, 1, S, T]), q @ transposed(b, k), np.float32(np.nan))) @ v, "y")
+
+
 @refusal("not part of Attention")
 def relu_of_the_scores(b):
     q, k, v = four(b)

@@ -15,13 +15,18 @@ if TYPE_CHECKING:
 
 def split_heads(builder: OpBuilder, packed: Value, heads: int) -> Value:
     """[batch, length, heads * size] as [batch, heads, length, size]."""
-    result: Value = builder.transpose(builder.reshape(packed, [0, 0, heads, -1]), perm=[0, 2, 1, 3])
+    width = (dims_of(packed) or (None,))[-1]
+    # A -1 cannot be worked out where there are no elements.
+    size = width // heads if isinstance(width, int) else -1
+    result: Value = builder.transpose(builder.reshape(packed, [0, 0, heads, size]), perm=[0, 2, 1, 3])
     return result
 
 
 def join_heads(builder: OpBuilder, value: Value) -> Value:
     """[batch, heads, length, size] as [batch, length, heads * size]."""
-    result: Value = builder.reshape(builder.transpose(value, perm=[0, 2, 1, 3]), [0, 0, -1])
+    _, heads, _, size = dims_of(value) or (None,) * 4
+    width = heads * size if isinstance(heads, int) and isinstance(size, int) else -1
+    result: Value = builder.reshape(builder.transpose(value, perm=[0, 2, 1, 3]), [0, 0, width])
     return result
 
 
