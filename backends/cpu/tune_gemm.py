@@ -35,7 +35,8 @@ _CYCLES_PER_SECOND = 3e9
 def gemm_candidates(machine: Machine, gemm: Gemm, m: int, n: int, k: int) -> list[Candidate[Tiling]]:
     """Tilings for `gemm` at these sizes, each with the model's estimate; the default one first. At least three."""
     default = choose_tiling(
-        machine, gemm.dtype, gemm.m, gemm.n, gemm.k, packed=gemm.b_packed, b_column=gemm.b_column, b_k=gemm.b_k
+        machine, gemm.dtype, gemm.m, gemm.n, gemm.k, packed=gemm.b_packed, b_column=gemm.b_column, b_k=gemm.b_k,
+        a_row=gemm.a_row,
     )  # fmt: skip
     found = {"default": default}
     if m <= default.rows:
@@ -60,7 +61,9 @@ def gemm_candidates(machine: Machine, gemm: Gemm, m: int, n: int, k: int) -> lis
         elif gemm.b_column == 1:
             direct = not default.copy_b
             found["copied" if direct else "direct"] = replace(default, copy_b=direct, ahead=0 if direct else AHEAD)
-        found["packed rows"] = replace(default, pack_a=True, fetch_a=False)
+        found["rows as they lie" if default.pack_a else "packed rows"] = replace(
+            default, pack_a=not default.pack_a, fetch_a=False
+        )
     return [
         Candidate(label, tiling, estimate(machine, gemm, tiling, m, n, k))
         for label, tiling in found.items()

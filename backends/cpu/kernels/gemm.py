@@ -42,7 +42,14 @@ UNITS = 16
 # Steps of k between a prefetch and the use: at 14 cycles each, longer than memory takes.
 AHEAD = 64
 # As many rows pay for copying a strip of B into the order in which it is read.
-_DIRECT_ROWS = 256
+_DIRECT_ROWS = 128
+# Steps of k between a prefetch of a B that is read where it lies, and its use.
+_DIRECT_AHEAD = 16
+# Of few rows, and of an A whose rows are its contiguous dim, so many steps of k at a time: rows of B, or lines of A,
+# that lie far apart find a place in the first-level cache.
+_SHORT = 256
+# As many columns pay for copying an A whose rows are its contiguous dim.
+_TURNED_COLUMNS = 64
 _LINE, _WAYS = 64, 16
 
 
@@ -111,10 +118,12 @@ def choose_tiling(
     packed: bool = True,
     b_column: Size = 1,
     b_k: Size = None,
+    a_row: Size = None,
 ) -> Tiling:
     """A tile that fills the registers (14 x 2 of 32, 6 x 2 of 16), and blocks that fill half the second-level cache.
 
-    `packed` says whether B lies in panels; if not, `b_k` and `b_column` are the strides of its rows and columns.
+    `packed` says whether B lies in panels; if not, `b_k` and `b_column` are the strides of its rows and columns. An
+    `a_row` of 1 says that columns of A are contiguous, as in the gradient of a weight.
     """
     lanes = machine.lanes(computed_in(dtype))
     vectors = 1 if n is not None and n <= lanes else 2
@@ -125,17 +134,19 @@ def choose_tiling(
     element = computed_in(dtype).bits // 8
     # A strip of B within the first-level cache would be ideal; the second level feeds the registers as well.
     depth = max(64, machine.l2 // 2 // element // max(rows, min(m or 256, 256)))
-    depth = _even(min(depth, 1024), k) if computed_in(dtype) is dtype else k or depth
+    turned = a_row == 1 and m is not None and k is not None and k > 1 and n is not None and n >= _TURNED_COLUMNS
+    few = not packed and m is not None and m <= 2 * _DIRECT_ROWS
+    depth = _even(min(depth, _SHORT if turned or few else 1024), k) if computed_in(dtype) is dtype else k or depth
     block = max(rows, machine.l2 // 2 // element // max(depth, 1) // rows * rows)
     if m is not None:
         groups = batch * -(-(n or 1) // (vectors * lanes))
         # Smaller blocks only to have work for all threads: each reads all of B.
         least = rows * (4 if packed else 8)
         block = min(block, max(least, -(-m // -(-UNITS // groups))))
-    tiling = Tiling(rows, vectors, lanes, depth, block, unroll=4 if m is not None else 2)
+    tiling = Tiling(rows, vectors, lanes, depth, block, unroll=4 if m is not None else 2, pack_a=turned)
     if not packed:
         direct = b_column == 1 and m is not None and m <= _DIRECT_ROWS and _stays(machine, b_k, depth, element)
-        return replace(tiling, copy_b=False, ahead=AHEAD) if direct else tiling
+        return replace(tiling, copy_b=False, ahead=_DIRECT_AHEAD) if direct else tiling
     if n is not None and k is not None and n * k * element <= machine.l2 // 4:
         return replace(tiling, fetch_a=True)
     lines = -(-tiling.columns * dtype.bits // (8 * _LINE)) * tiling.unroll
