@@ -50,19 +50,23 @@ class FuseKernels(Pass):
         for function in module.all_functions():
             for block in _blocks(function.block):
                 self._sweep(block, module, context, _into_consumer)
-                self._sweep(block, module, context, _into_producer)
+                # What follows a product of integers may end in bytes that the next map goes on with.
+                while self._sweep(block, module, context, _into_producer) and context.may_apply:
+                    pass
                 self._sweep(block, module, context, join_with_source)
         return context.applications > before
 
     def _sweep(
         self, block: Block, module: Module, context: PassContext, fused: Callable[[Operation, Fuser], bool]
-    ) -> None:
-        """Try every kernel, users first, until nothing more can be fused into it."""
+    ) -> bool:
+        """Try every kernel, users first, until nothing more can be fused into it; whether anything was."""
+        before = context.applications
         for op in reversed(list(block)):
             current: Operation | None = op
             while current is not None and current.parent is not None and context.may_apply:
                 fuser = Fuser(current, module, context)
                 current = fuser.made if fused(current, fuser) else None
+        return context.applications > before
 
 
 class Fuser:
@@ -119,6 +123,8 @@ def _into_consumer(op: Operation, fuser: Fuser) -> bool:
         is_shared = set(value.users) != {op}
         if (is_shared and not _widens_bytes(inner)) or value in extras or not _covers(value, op, sources):
             continue
+        if dtype_of(value).bits == 8 and _follows_integers(inner):
+            continue
         merged = list(dict.fromkeys([v for v in sources if v is not value] + list(inner.operand_values)))
         if len(merged) + len(extras) > MAX_OPERANDS:
             continue
@@ -129,6 +135,20 @@ def _into_consumer(op: Operation, fuser: Fuser) -> bool:
             attributes["sources"] = len(merged)
         fuser.replace(inner, op, [*merged, *extras], regions, attributes, op)
         return True
+    return False
+
+
+def _follows_integers(op: Operation) -> bool:
+    """Whether a map can become the epilogue of a product of integers, perhaps after other maps have."""
+    for value in op.operand_values:
+        producer = value.producer
+        if producer is None or value.type is None or set(value.users) != {op}:
+            continue
+        types = value.type, op.results[0].type
+        if not all(isinstance(type, TensorType) for type in types) or types[0].shape != types[1].shape:  # type: ignore[attr-defined]
+            continue
+        if producer.name in INTEGER_PRODUCTS or (producer.name == "kernel.map" and _follows_integers(producer)):
+            return True
     return False
 
 
@@ -187,6 +207,10 @@ _ROOTS = (
 )
 
 
+# Those whose results may be of another dtype than what they compute.
+_OF_ANY_DTYPE = INTEGER_PRODUCTS | {"kernel.rows"}
+
+
 def _into_producer(op: Operation, fuser: Fuser) -> bool:
     """Make the map `op` the epilogue of a kernel that only it reads."""
     if op.name != "kernel.map" or len(op.results) != 1:
@@ -199,6 +223,8 @@ def _into_producer(op: Operation, fuser: Fuser) -> bool:
         if _is_better(_producer(other), _producer(value)):
             value = other
     root = _producer(value)
+    if root.name in INTEGER_PRODUCTS and _is_better_in_a_table(value, op):
+        return False
     definition = root.definition
     assert isinstance(definition, KernelOp)
     fixed = root.operand_values[: definition.fixed_count(root)]
@@ -219,11 +245,21 @@ def _into_producer(op: Operation, fuser: Fuser) -> bool:
         return interpret(op.regions["body"].block, s, [known[v] for v in op.operand_values])
 
     summed = i32 if is_integer else dtype_of(value)
+    if old is not None:
+        summed = old.block.arguments[0].type.dtype  # type: ignore[attr-defined]
     epilogue = trace(body, [summed, *(dtype_of(other) for other in merged)])
     regions = {name: Region(_copied(r.block)) for name, r in root.regions.items() if name != "epilogue"}
     regions["epilogue"] = Region(epilogue)
     fuser.replace(root, root, [*fixed, *merged], regions, dict(root.attributes), op)
     return True
+
+
+def _is_better_in_a_table(value: Value, op: Operation) -> bool:
+    """Whether a map is a costly function of the one byte `value`: see byte-tables."""
+    assert isinstance(value.type, TensorType)
+    whole = [other for other in op.operand_values if getattr(other.type, "shape", None) == value.type.shape]
+    dtypes = value.type.dtype.bits, dtype_of(op.result).bits
+    return dtypes == (8, 8) and len(whole) == 1 and cost(op.regions["body"].block) >= 24
 
 
 class _Inverting:
@@ -265,4 +301,4 @@ def _can_finish(value: Value, op: Operation) -> bool:
     whole = op.result.type
     if not isinstance(whole, TensorType) or value.type.shape != whole.shape:
         return False
-    return value.type.dtype is whole.dtype or root.name in INTEGER_PRODUCTS
+    return value.type.dtype is whole.dtype or root.name in _OF_ANY_DTYPE

@@ -25,7 +25,7 @@ import numpy as np
 
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
-from ..graph.dtypes import f32, i8, i64, u8
+from ..graph.dtypes import f32, i8, i32, i64, u8
 from .base import RulePass
 from .pattern import PatternBuilder, PatternValue
 from .rules import Match, OpRule, Rule, Verdict
@@ -275,10 +275,33 @@ class QuantizedAgain(Rule):
         return x
 
 
+class DequantizedConstant(Rule):
+    """dequantize_linear(constant) -> constant, where it takes no more memory: one number, or integers of 32 bits"""
+
+    exactness = "bit-exact"
+
+    def match(self, p: PatternBuilder, x: PatternValue, scale: PatternValue, zero: PatternValue) -> PatternValue:
+        result: PatternValue = p.dequantize_linear(p.const(x), scale, p.optional(zero))
+        return result
+
+    def when(self, m: Match) -> Verdict:
+        if any(value is not None and m.constant(value) is None for value in (m.scale, m.zero)):
+            return m.fail("the scale is not constant", m.scale)
+        data = m.data(m.x)
+        is_small = data is not None and (data.elements == 1 or data.dtype is i32)
+        return is_small or m.fail("floats would take more memory", m.x)
+
+    def build(self, b: OpBuilder, m: Match) -> Value:
+        operands = [None if value is None else m.constant(value) for value in m.root.operands]
+        while operands[-1] is None:
+            operands.pop()
+        return b.const(np.asarray(m.root.definition.evaluate(m.root, *operands)), m.dtype(m.value))
+
+
 @dataclass(frozen=True)
 class IntegerProducts(RulePass):
     """Compute with the integers of quantized tensors."""
 
     name = "integer-products"
     exactness = "reassociates"
-    rules = (IntegerConv, IntegerMatMul, IntegerGemm, MoveIntegers, JoinIntegers, QuantizedAgain)
+    rules = (IntegerConv, IntegerMatMul, IntegerGemm, MoveIntegers, JoinIntegers, QuantizedAgain, DequantizedConstant)

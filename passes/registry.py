@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # name -> "module:Class", relative to this package; a test imports them all and compares names.
 BUILTIN: dict[str, str] = {
     "bind-dims": "bind_dims:BindDims",
+    "byte-tables": "byte_tables:ByteTables",
     "cancel-transposes": "cancel_transposes:CancelTransposes",
     "collapse-batch": "collapse_batch:CollapseBatch",
     "conv-to-gemm": "conv_to_gemm:ConvToGemm",

@@ -1,4 +1,4 @@
-"""Bytes in words and the matrix unit as LLVM IR. The unit is AMX: eight tiles of 16 rows of 64 bytes.
+"""Bytes in words and in tables, and the matrix unit, as LLVM IR. The unit is AMX: eight tiles of 16 rows of 64 bytes.
 
 Tiles 0 to 3 hold sums, 4 and 5 parts of the left factor, 6 and 7 parts of the right one. All have the full size, so
 they are configured once for each call of a kernel.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from ...graph.core import Operation
 from ...graph.diagnostics import UsageError
 from .emit_llvm import FunctionEmitter, emits
+from .machine import Machine
 
 _TILE = 16
 _LEFT, _RIGHT = 4, 6
@@ -20,6 +21,30 @@ def _reinterpret(e: FunctionEmitter, op: Operation, operands: list[str]) -> str:
     if e.checked:
         e.bounds[op.result] = e.bounds[buffer]
     return operands[0]
+
+
+@emits("loop.lookup")
+def _lookup(e: FunctionEmitter, op: Operation, operands: list[str]) -> str:
+    """Two instructions that choose among 128 bytes each, and a choice between what they give."""
+    table, x = operands
+    if getattr(op.result.type, "lanes", 0) != 64 or not has_lookup(e.emitter.machine):
+        raise UsageError("cpu/lookup", "this machine has no lookup of so many bytes", op.location)
+    vector = "<64 x i8>"
+    parts = []
+    for part in range(4):
+        pointer = e.emit(f"getelementptr i8, ptr {table}, i64 {64 * part}")
+        parts.append(e.emit(f"load {vector}, ptr {pointer}, align 1"))
+    low, high = (
+        e.intrinsic("llvm.x86.avx512.vpermi2var.qi.512", vector, *((vector, each) for each in (first, x, second)))
+        for first, second in (parts[:2], parts[2:])
+    )
+    is_low = e.emit(f"icmp sge {vector} {x}, zeroinitializer")
+    return e.emit(f"select <64 x i1> {is_low}, {vector} {low}, {vector} {high}")
+
+
+def has_lookup(machine: Machine) -> bool:
+    """Whether there is an instruction that looks 64 bytes up at once."""
+    return machine.vector_bits == 512 and "+avx512vbmi" in machine.features.split(",")
 
 
 @emits("loop.unit_begin")

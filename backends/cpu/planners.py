@@ -8,14 +8,16 @@ from . import (
     plan_gemm,
     plan_integer,
     plan_map,
+    plan_max_pool,
     plan_moves,
     plan_recurrent,
     plan_resample,
     plan_rows,
+    plan_table,
     plan_windows,
 )
 
 __all__ = [
     "plan_attention", "plan_attention_grad", "plan_concat", "plan_conv_weight", "plan_gemm", "plan_integer", "plan_map",
-    "plan_moves", "plan_recurrent", "plan_resample", "plan_rows", "plan_windows",
+    "plan_max_pool", "plan_moves", "plan_recurrent", "plan_resample", "plan_rows", "plan_table", "plan_windows",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from .. import types
-from ..dtypes import i8, i32, u8
+from ..dtypes import DType, i8, i32, u8
 from ..opdef import Trait, op
 from ..ops.conv_numeric import conv
 from .kernel_base import KernelOp, Known, epilogue_of, kernel_fault
@@ -100,3 +100,33 @@ def _wrapped(sums: np.ndarray) -> np.ndarray:
 def sums_type(type: types.TensorType) -> types.TensorType:
     """The type of the sums of a result."""
     return type.with_dtype(i32)
+
+
+def all_bytes(dtype: DType) -> np.ndarray:
+    """The 256 numbers of a dtype of bytes, in the order of their bits."""
+    return np.arange(256, dtype=np.uint8).view(dtype.numpy)
+
+
+@op("table", domain="kernel")
+class Table(KernelOp):
+    """table[x] for each byte of x, whose bits are the place in the table of 256 bytes."""
+
+    inputs = ("x", "table")
+    traits = frozenset({Trait.ELEMENTWISE})
+
+    def fixed_count(self, op: Operation) -> int:
+        return 2
+
+    def check(self, op: Operation) -> None:
+        dtypes = [getattr(value.type, "dtype", None) for value in (*op.operand_values, *op.results)]
+        if dtypes[0] not in (u8, i8) or dtypes[1] not in (u8, i8) or dtypes[2] is not dtypes[1]:
+            raise kernel_fault(op, f"looks bytes up among bytes, not {dtypes}")
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        if shapes[1] != (256,):
+            raise ValueError(f"a table of {list(shapes[1])} does not have an entry for each byte")
+        return [shapes[0]]
+
+    def compute(self, op: Operation, *operands: Any) -> Any:
+        x, table = operands
+        return table[x.view(np.uint8)]

@@ -233,6 +233,10 @@ class LoopBuilder:
         mask: Value = self.lt(self.iota(lanes), count)
         return mask
 
+    def lookup(self, table: Value, x: Value) -> Value:
+        """The bytes of a table of 256 at the places in the lanes of x."""
+        return self._create("loop.lookup", [table, x]).result
+
     # ---- the matrix unit -----------------------------------------------------------------------------------------
 
     def unit_begin(self) -> None:

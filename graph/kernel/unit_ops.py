@@ -1,4 +1,4 @@
-"""Bytes in words, and the matrix unit that multiplies blocks of them (domain `loop`)."""
+"""Bytes in words and in tables, and the matrix unit that multiplies blocks of them (domain `loop`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from .. import types
-from ..dtypes import i32
+from ..dtypes import i32, u8
 from ..opdef import op
-from .base import LoopOp, buffer_of, fault, index_of
+from .base import LoopOp, buffer_of, fault, index_of, vector_of
 from .loop_ops import EFFECT
 
 if TYPE_CHECKING:
@@ -40,6 +40,25 @@ class Reinterpret(LoopOp):
         size = np.dtype(op.attributes["to"].dtype.numpy).itemsize // operands[0].dtype.itemsize or 1
         whole = operands[0][: operands[0].size // size * size]
         return whole.view(op.attributes["to"].dtype.numpy)
+
+
+@op("lookup", domain="loop")
+class Lookup(LoopOp):
+    """The elements of a table of 256 bytes at the places in the lanes of `x`, a vector of u8."""
+
+    inputs = ("table", "x")
+    outputs = ("result",)
+    traits = EFFECT
+
+    def infer(self, op: Operation, context: InferenceContext | None = None) -> Sequence[Type]:
+        table, x = buffer_of(op, 0), vector_of(op, 1)
+        if table.dtype is not u8 or x.dtype is not u8:
+            raise fault(op, f"needs a table and a vector of u8, got {table} and {x}")
+        return [x]
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        table, x = operands
+        return table[x]
 
 
 class _Switch(LoopOp):
