@@ -111,6 +111,21 @@ class FreeDims:
         return choices
 
 
+def usual_shapes(inputs: Mapping[str, Type]) -> Iterator[dict[str, tuple[int, ...]]]:
+    """Ordinary shapes of the inputs whose rank is known: for one item in a batch, and for two if batches are open."""
+    dims = FreeDims()
+    for name, type in inputs.items():
+        dims.add(name, type)
+    choices = dims.choices()
+    for batch in range(2 if any(choice.name == "batch" for choice in choices) else 1):
+        options = [choice.options[batch if choice.name == "batch" else 0] for choice in choices]
+        sizes = {key: size for option in options for key, size in option.items()}
+        yield {
+            name: shape_for(name, type.shape, sizes)
+            for name, type in inputs.items() if isinstance(type, TensorType) and type.shape is not None
+        }  # fmt: skip
+
+
 def _role(label: str, axis: int, shape: Sequence[Dim]) -> str:
     rank = len(shape)
     is_named = "[" not in label

@@ -20,7 +20,7 @@ from ...graph.clone import clone_module
 from ...graph.control_flow import run_regions
 from ...graph.core import Block, Operation, Value
 from ...graph.data import TensorData
-from ...graph.diagnostics import Diagnostic, ExecutionError, UsageError
+from ...graph.diagnostics import Diagnostic, ExecutionError, TilewrightError, UsageError
 from ...graph.evaluation import as_results
 from ...graph.evaluator import Evaluator
 from ...graph.kernel.strided import Shape
@@ -28,12 +28,13 @@ from ...graph.lowerings.builder import data_of
 from ...graph.module import Module
 from ...passes.manager import PassManager
 from ..executable import Executable, owned
+from ..feed_sizes import usual_shapes
 from .bounds import BOUNDS_VARIABLE
 from .library import KernelLibrary
 from .machine import machine, usable_cores
 from .planner import Shared
 from .program import Program
-from .runtime import pool
+from .runtime import pool, runtime
 from .segment import Segment, Step, planned_values, steps_of
 from .specialize import Specializations
 from .templates import Templates
@@ -79,9 +80,12 @@ class CpuExecutable(Executable):
         self._last: tuple[tuple[Shape, ...], Program] | None = None
         self._direct = _Direct.of(self._block, self._steps[self._block])
         self._plan_static()
+        self._plan_ahead()
+        _trim_heap()
+        # What the first run would have to wait for.
+        runtime()
         for program in self._programs.values():
             program.touch()
-        _trim_heap()
 
     def _split(self, block: Block, planned: Set[Value]) -> None:
         """The steps of a block and of those inside."""
@@ -100,6 +104,24 @@ class CpuExecutable(Executable):
                     shapes = [_static_shape(value) for value in step.inputs]
                     if all(shape is not None for shape in shapes):
                         self._program(step, tuple(shape for shape in shapes if shape is not None), ())
+
+    def _plan_ahead(self) -> None:
+        """Plan segments whose inputs have open sizes for ordinary ones, and keep the trace: it packs the weights, makes
+        most kernels, and gives the plans for other sizes."""
+        segments = [
+            step for step in self._steps[self._block]
+            if isinstance(step, Segment) and not step.known and None in map(_static_shape, step.inputs)
+        ]  # fmt: skip
+        if not segments or self._shared.tuner is not None:  # kernels are chosen for sizes that are really run
+            return
+        for shapes in usual_shapes({port.name: port.type for port in self.inputs}):
+            given = dict(zip(self._block.arguments, (shapes.get(port.name) for port in self.inputs), strict=True))
+            for segment in segments:
+                found = tuple(shape for value in segment.inputs if (shape := given.get(value)) is not None)
+                if len(found) == len(segment.inputs):
+                    # The model may take no such sizes. A run that cannot be planned says why.
+                    with contextlib.suppress(TilewrightError):
+                        self._templates_of(segment, found, ()).program(found).touch(with_arena=False)
 
     def _program(self, segment: Segment, shapes: tuple[Shape, ...], known: Sequence[np.ndarray]) -> Program:
         """The plan for inputs of these shapes and elements; made when it is first needed."""

@@ -70,11 +70,22 @@ def test_a_perceptron_is_one_segment_of_two_kernels() -> None:
 def test_a_new_number_of_rows_costs_a_plan_and_no_compilation() -> None:
     model = perceptron("n")
     executable = compile_cpu(model)
-    for rows in (2, 3, 14, 15, 64):
+    # Planned ahead for one row and for two: a single row has code of its own.
+    assert (executable.report()["compiled"], executable.report()["arena_bytes"]) == (4, 0)
+    assert executable._shared.packed
+    for rows in (2, 3, 14, 15, 64, 1):
         compare(model, {"x": weights(rows, 24)}, executable)
-    assert executable.report()["compiled"] == 2
-    compare(model, {"x": weights(1, 24)}, executable)
-    assert executable.report()["compiled"] == 4  # a single row has code of its own
+    assert executable.report()["compiled"] == 4
+
+
+def test_sizes_that_cannot_be_planned_ahead_are_left_to_runs() -> None:
+    b = Builder("halves")
+    x = b.input("x", f32["n", 3, "h", "w"])
+    b.output(b.exp(b.reshape(x, np.array([0, 3, 5, -1]))), "y")  # h * w a multiple of 5, which 64 * 64 is not
+    executable = compile_cpu(b.build())
+    compare(b.build(), {"x": weights(2, 3, 10, 7)}, executable)
+    with pytest.raises(ExecutionError, match="reshape"):
+        executable.run({"x": weights(2, 3, 4, 4)})
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
