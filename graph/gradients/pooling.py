@@ -5,7 +5,7 @@ name); the global pools are reductions and share it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,7 +29,20 @@ def max_pool(op: Operation, grads: Sequence[Value | None], b: GradientBuilder) -
         indices = b.create(op.definition, [x], attributes, outputs=2).results[1]
     else:
         indices = b.result(op, 1)
-    return [b.create("tilewright.MaxPoolGrad", [grads[0], indices, b.dims(x)]).result]
+    return [b.create("tilewright.MaxPoolGrad", [grads[0], indices, b.dims(x)], _windows(op, b, x)).result]
+
+
+def _windows(op: Operation, b: GradientBuilder, x: Value) -> dict[str, Any]:
+    """Where the windows are, as attributes; nothing if that depends on sizes that are not known."""
+    window = Window.of(op, op.attr("kernel_shape"))
+    spatial = [size for size in b.known_shape(x)[2:] if isinstance(size, int)]
+    if window.auto_pad.startswith("SAME") and len(spatial) < len(window.kernel):
+        return {}
+    before, after = pads_of(window, spatial)
+    return {
+        "kernel_shape": window.kernel, "strides": window.strides, "dilations": window.dilations,
+        "pads": (*before, *after),
+    }  # fmt: skip
 
 
 @gradient_of("MaxUnpool")

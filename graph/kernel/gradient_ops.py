@@ -11,7 +11,9 @@ import numpy as np
 from ..opdef import Trait, op
 from ..ops.conv_numeric import conv_weight_gradient
 from ..ops.numeric import summable
+from ..ops.pooling_numeric import max_pool
 from .kernel_base import KernelOp, Known
+from .kernel_ops import Windowed
 from .strided import broadcast_shapes
 
 if TYPE_CHECKING:
@@ -100,3 +102,48 @@ class AttentionGrad(KernelOp):
         dk = (np.swapaxes(slopes, 3, 4) @ q).sum(axis=2)
         dv = (np.swapaxes(weights, 3, 4) @ grad).sum(axis=2)
         return tuple(each.astype(operands[0].dtype) for each in (dq, dk, dv))
+
+
+@op("max_pool", domain="kernel")
+class MaxPool(Windowed):
+    """The greatest element of each window of x [n, c, *spatial], and its number in the flattened x (i64)."""
+
+    inputs = ("x",)
+    outputs = ("result", "places")
+    attributes: ClassVar[dict[str, Any]] = {
+        "strides": (), "pads": (), "dilations": (), "auto_pad": "NOTSET", "kernel_shape": (), "ceil_mode": 0,
+    }  # fmt: skip
+    traits = frozenset({Trait.REDUCTION})
+    fixed = 1
+
+    def kernel(self, op: Operation, shapes: Sequence[Shape]) -> Shape:
+        return tuple(op.attr("kernel_shape"))
+
+    def channels(self, op: Operation, shapes: Sequence[Shape]) -> int:
+        return shapes[0][1]
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        return super().result_shapes(op, shapes, known) * 2
+
+    def compute(self, op: Operation, *operands: Any) -> Any:
+        return max_pool(operands[0], self.window(op, [operands[0].shape]), False)
+
+
+@op("max_pool_grad", domain="kernel")
+class MaxPoolGrad(KernelOp):
+    """Zeros of shape `shape` with each element of `grad` added at its number among `places`: the adjoint of
+    `kernel.max_pool` with these attributes."""
+
+    inputs = ("grad", "places", "shape")
+    attributes: ClassVar[dict[str, Any]] = {"kernel_shape": (), "strides": (), "dilations": (), "pads": ()}
+    known_operands = (2,)
+    fixed = 3
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        return [tuple(known(2).tolist())]
+
+    def compute(self, op: Operation, *operands: Any) -> Any:
+        grad, places, shape = operands
+        flat = np.zeros(math.prod(shape), grad.dtype)
+        np.add.at(flat, places.reshape(-1), grad.reshape(-1))
+        return flat.reshape(tuple(shape))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core import Operation, Value
-from ..dtypes import f32
+from ..dtypes import f32, f64, i8, u8
 from .builder import KernelBuilder, all_native, dtype_of, rank_of, shape_of, tensor_type
 from .matmul import narrowed, widened
 from .rules import lowers
@@ -33,10 +33,17 @@ def conv(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
 
 @lowers("MaxPool", "AveragePool")
 def pool(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
-    if any(result.uses for result in op.results[1:]) or not all_native(op) or dtype_of(op.results[0]) is not f32:
-        return None
+    """A max pool whose places are asked for, in row-major order, is a kernel of its own."""
+    dtype = dtype_of(op.results[0]) if all_native(op) else None
     attributes: dict[str, Any] = {name: op.attr(name) for name in _WINDOW if op.attr(name) is not None}
     attributes |= {"kernel_shape": op.attr("kernel_shape"), "ceil_mode": op.attr("ceil_mode", 0)}
+    if any(result.uses for result in op.results[1:]):
+        if dtype not in (f32, f64) or op.attr("storage_order") or rank_of(op.results[0]) not in (3, 4, 5):
+            return None
+        types = [result.type for result in op.results]
+        return list(k.create("kernel.max_pool", op.operands, attributes, result_types=types).results)
+    if dtype is not f32 and (dtype not in (u8, i8) or op.name != "max_pool"):
+        return None
     attributes["kind"] = "max" if op.name == "max_pool" else "average"
     attributes["count_include_pad"] = op.attr("count_include_pad", 0) or 0
     result = k.kernel("pool", op.operands, op.results[0].type, **attributes)

@@ -23,6 +23,15 @@ def conv_weight(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     return [narrowed(k, k.kernel("conv_weight", [x, grad], type, **op.attributes), op.result)]
 
 
+@lowers("MaxPoolGrad", domain="tilewright")
+def max_pool_grad(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    """Where it is known which windows may name an element; else a scatter."""
+    kernel = op.attr("kernel_shape")
+    if not all_native(op) or dtype_of(op.result) not in (f32, f64) or len(kernel) not in (1, 2, 3):
+        return None
+    return [k.kernel("max_pool_grad", op.operands, op.result.type, **op.attributes)]
+
+
 @lowers("AttentionGrad", domain="tilewright")
 def attention_grad(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     """Heads are views, as in the forward pass. Without windows; those are made of parts."""

@@ -73,10 +73,13 @@ class EmbeddingGrad(TensorOp):
 @op("MaxPoolGrad", domain=DOMAIN)
 class MaxPoolGrad(TensorOp):
     """Zeros of shape `shape` with each element of `grad` added at its index in the flattened result: the adjoint of
-    MaxPool, whose second result the indices are."""
+    MaxPool, whose second result the indices are.
+
+    The attributes are MaxPool's and change nothing: they say which windows may name an element, if that is known."""
 
     inputs = ("grad", "indices", "shape")
     outputs = ("result",)
+    attributes = {"kernel_shape": (), "strides": (), "dilations": (), "pads": ()}  # noqa: RUF012
 
     def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
         return _dims_of(op, 2, context)

@@ -78,3 +78,20 @@ def test_attention(q: Any, k: Any, mask: Any, attributes: dict[str, Any]) -> Non
     if mask is not None:
         feeds["mask"] = normal(*mask) > -0.5
     check(lambda b, q, k, v, mask=None: b.attention(q, k, v, mask, **attributes), feeds, "attention_grad")
+
+
+POOLS: list[dict[str, Any]] = [
+    {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]},
+    {"kernel_shape": [2, 3], "strides": [1, 2], "dilations": [2, 1], "auto_pad": "SAME_UPPER"},
+    {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1},
+    {"kernel_shape": [2, 2], "storage_order": 1},
+]
+
+
+@pytest.mark.parametrize("attributes", POOLS, ids=str)
+def test_max_pools(attributes: dict[str, Any]) -> None:
+    check(lambda b, x: b.max_pool(x, outputs=1, **attributes), {"x": normal(2, 5, 7, 9)}, "max_pool_grad")
+
+
+def test_max_pools_of_open_dims() -> None:
+    check(lambda b, x: b.max_pool(x, outputs=1, **POOLS[0]), {"x": normal(2, 5, 7, 9)}, "max_pool_grad", True)
