@@ -27,7 +27,7 @@ from ..graph.location import fuse
 from ..graph.lowerings.builder import KernelBuilder, dtype_of
 from ..graph.types import TensorType
 from .base import Pass
-from .join_maps import join_with_source
+from .join_maps import is_short, join_with_source
 
 if TYPE_CHECKING:
     from ..graph.module import Module
@@ -126,7 +126,7 @@ def _into_consumer(op: Operation, fuser: Fuser) -> bool:
         if dtype_of(value).bits == 8 and _follows_integers(inner):
             continue
         merged = list(dict.fromkeys([v for v in sources if v is not value] + list(inner.operand_values)))
-        if len(merged) + len(extras) > MAX_OPERANDS:
+        if len(merged) + len(extras) > MAX_OPERANDS or not is_short(inner.regions["body"], op.regions.get(region)):
             continue
         regions = {name: Region(_copied(old.block)) for name, old in op.regions.items() if name != region}
         regions[region] = Region(_composed(op.regions.get(region), sources, inner, value, merged))
@@ -138,16 +138,20 @@ def _into_consumer(op: Operation, fuser: Fuser) -> bool:
     return False
 
 
-def _follows_integers(op: Operation) -> bool:
-    """Whether a map can become the epilogue of a product of integers, perhaps after other maps have."""
+def _follows_integers(op: Operation, reach: int = 8) -> bool:
+    """Whether a map can become the epilogue of a product of integers, perhaps after some other maps have."""
+    whole = op.results[0].type
     for value in op.operand_values:
         producer = value.producer
-        if producer is None or value.type is None or set(value.users) != {op}:
+        if producer is None or set(value.users) != {op}:
             continue
-        types = value.type, op.results[0].type
-        if not all(isinstance(type, TensorType) for type in types) or types[0].shape != types[1].shape:  # type: ignore[attr-defined]
+        if not isinstance(value.type, TensorType) or not isinstance(whole, TensorType):
             continue
-        if producer.name in INTEGER_PRODUCTS or (producer.name == "kernel.map" and _follows_integers(producer)):
+        if value.type.shape != whole.shape:
+            continue
+        if producer.name in INTEGER_PRODUCTS:
+            return True
+        if producer.name == "kernel.map" and reach and _follows_integers(producer, reach - 1):
             return True
     return False
 
@@ -233,7 +237,7 @@ def _into_producer(op: Operation, fuser: Fuser) -> bool:
     extras = list(root.operand_values[len(fixed) :])
     others = [other for other in op.operand_values if other is not value]
     merged = list(dict.fromkeys([*extras, *others]))
-    if len(merged) + len(fixed) > MAX_OPERANDS:
+    if len(merged) + len(fixed) > MAX_OPERANDS or not is_short(op.regions["body"], root.regions.get("epilogue")):
         return False
 
     def body(s: Any, element: Any, *elements: Any) -> Any:

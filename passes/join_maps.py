@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 
 # More operands and results than this make a kernel's addresses take all registers.
 MAX_TENSORS = 12
+# A body of so many operations is busy for longer than its tensors take to read and write, so that nothing is gained by
+# making it longer; and what is done once more with each fusion stays little, however long a chain is.
+MAX_OPERATIONS = 64
+
+
+def is_short(*regions: Region | None) -> bool:
+    """Whether these bodies may be one."""
+    return sum(len(region.block) for region in regions if region is not None) <= MAX_OPERATIONS
 
 
 def join_with_source(op: Operation, fuser: Fuser) -> bool:
@@ -38,7 +46,7 @@ def join_with_source(op: Operation, fuser: Fuser) -> bool:
             continue
         kept = [value for value in op.operand_values if value.producer is not inner]
         merged = list(dict.fromkeys([*inner.operand_values, *kept]))
-        if len(merged) + len(results) > MAX_TENSORS:
+        if len(merged) + len(results) > MAX_TENSORS or not is_short(inner.regions["body"], op.regions["body"]):
             continue
         _join(fuser, inner, merged)
         return True
