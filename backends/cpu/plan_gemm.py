@@ -14,7 +14,16 @@ from ...graph.kernel.kernel_base import epilogue_of, extras_of
 from ...graph.kernel.scalar_emitter import computed_in
 from ...graph.kernel.strided import Strided
 from .kernels.elementwise import collapse
-from .kernels.gemm import Gemm, Tiling, arguments_of, build_gemm, choose_tiling, scratch_elements, work_units
+from .kernels.gemm import (
+    Gemm,
+    Tiling,
+    arguments_of,
+    build_gemm,
+    choose_tiling,
+    scratch_elements,
+    waits_in_place,
+    work_units,
+)
 from .kernels.pack import packed_panels
 from .kernels.tile import Epilogue, EpilogueOperand
 from .plan_dot import dots, plan_dot
@@ -104,7 +113,7 @@ def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
         gemm, tiling = _of_any_height(gemm, tiling, is_weight)
     elif not batch:
         tiling = _tuned(planner, gemm, (m, n, k), tiling)
-    if op is not None and tiling.depth < k:  # sums of a part of k wait in the result
+    if op is not None and op.result in planner.segment.in_place and waits_in_place(gemm, tiling, k):
         planner.keep_apart(op.result)
     panels = _packed(planner, product, tiling)
     rows = [list(strides) for strides in space.strides]

@@ -35,7 +35,7 @@ from ....graph.module import Module
 from ..machine import Machine
 from .gemm_tiles import TileFunctions
 from .pack import pack_strip, strip_size
-from .tile import Epilogue, EpilogueOperand, Size, epilogue_body
+from .tile import Epilogue, EpilogueOperand, Size, finishing_body, is_long
 
 # A product is cut into so many units of work if it is large, whatever the number of threads.
 UNITS = 16
@@ -232,6 +232,11 @@ def work_units(gemm: Gemm, tiling: Tiling, m: int, n: int, batch: int = 1) -> in
     return batch * -(-m // tiling.block) * -(-n // (tiling.columns * tiling.panels))
 
 
+def waits_in_place(gemm: Gemm, tiling: Tiling, k: int) -> bool:
+    """Whether sums are stored in C before the epilogue is applied to them."""
+    return tiling.depth < k or (gemm.sums is gemm.dtype and is_long(gemm.epilogue, tiling.lanes, gemm.sums))
+
+
 def build_gemm(name: str, gemm: Gemm, tiling: Tiling) -> Module:
     """The kernel as a module of the level "loop"; see `arguments_of` for what it takes."""
     return _GemmBuilder(name, gemm, tiling).module()
@@ -250,7 +255,9 @@ class _GemmBuilder:
             else:
                 arguments[argument] = types.buffer(gemm.dtype) if argument in buffers else types.scalar(i64)
         self.b = LoopBuilder(name, **arguments)
-        body = epilogue_body(self.b, "epilogue", gemm.epilogue, tiling.lanes, gemm.sums)
+        body = finishing_body(
+            self.b, "epilogue", gemm.epilogue, tiling.vectors, tiling.lanes, gemm.sums, gemm.dtype
+        )  # fmt: skip
         self.tiles = TileFunctions(self.b, gemm, tiling, body)
 
     def size(self, name: str) -> Operand:

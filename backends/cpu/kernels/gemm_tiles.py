@@ -10,7 +10,7 @@ from ....graph.core import Value
 from ....graph.dtypes import bool_, i64
 from ....graph.kernel.loop_builder import LoopBuilder, Operand
 from ....graph.module import Function
-from .tile import EpilogueBody, Given, Right, Target, Tile
+from .tile import EpilogueBody, Given, Right, RowEpilogue, Target, Tile
 
 if TYPE_CHECKING:
     from .gemm import Gemm, Tiling
@@ -21,7 +21,7 @@ _LINE_BITS = 512
 class TileFunctions:
     """Makes the functions that are called, and calls them from `b`, the main function."""
 
-    def __init__(self, b: LoopBuilder, gemm: Gemm, tiling: Tiling, body: EpilogueBody | None) -> None:
+    def __init__(self, b: LoopBuilder, gemm: Gemm, tiling: Tiling, body: EpilogueBody | RowEpilogue | None) -> None:
         self.b, self.gemm, self.tiling, self.body = b, gemm, tiling, body
         self.line = _LINE_BITS // gemm.dtype.bits
         # Whether k may be summed up in several blocks, so that C holds sums that are not finished.

@@ -11,8 +11,10 @@ The right factor lies packed: for each step `columns` numbers in a row (`pack.pa
 number at a time, for each row from a place of its own, so rows may be those of a matrix or the pixels that one tap of a
 filter sees. The numbers of narrow floats are widened as they are read and narrowed as they are stored.
 
-An epilogue is applied to the sums before they are stored. A short one is written out for every vector of the tile; a
-long one (erf, exp) becomes a function that is called for one vector at a time (`epilogue_body`).
+An epilogue is applied to the sums before they are stored. A short one is written out for every vector of the tile. A
+long one (erf, exp) becomes a function: of a row of the tile, which is called once all sums are stored and finishes them
+where they are, in the first-level cache (`row_epilogue`); or, where sums are wider than what is stored, of one vector
+(`epilogue_body`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import TypeAlias
 
 from ....graph import types
 from ....graph.core import Block, Value
-from ....graph.dtypes import DType
+from ....graph.dtypes import DType, i64
 from ....graph.kernel.loop_builder import LoopBuilder, Operand
 from ....graph.kernel.scalar_emitter import computed_in
 
@@ -82,6 +84,73 @@ def epilogue_body(
         return b.call(name, total, *operands, results=[result.type])[0]
 
     return called
+
+
+@dataclass(frozen=True)
+class RowEpilogue:
+    """Functions that finish a row of stored sums in place: all its vectors, or as many columns as they are told."""
+
+    whole: str
+    part: str
+
+
+def finishing_body(
+    main: LoopBuilder, name: str, epilogue: Epilogue, vectors: int, lanes: int, sums: DType, stored: DType
+) -> EpilogueBody | RowEpilogue | None:
+    """What `Tile.finish` takes for tiles of `vectors`, whose `sums` are `stored` in the same or in another dtype."""
+    if stored is sums:
+        return row_epilogue(main, name, epilogue, vectors, lanes, sums)
+    return epilogue_body(main, name, epilogue, lanes, sums)
+
+
+def row_epilogue(
+    main: LoopBuilder,
+    name: str,
+    epilogue: Epilogue,
+    vectors: int,
+    lanes: int,
+    dtype: DType,
+    short: int = SHORT_EPILOGUE,
+) -> EpilogueBody | RowEpilogue | None:
+    """Like `epilogue_body`, for sums that are stored as they are: a long one becomes functions of rows of `vectors`.
+
+    No registers are kept across a call then, and the vectors of a row fill the time that each of them waits.
+    """
+    body = epilogue.body
+    if body is None or not is_long(epilogue, lanes, dtype, short):
+        return body
+    for part in (False, True):
+        buffers = {"sums": types.buffer(dtype)}
+        buffers |= {f"x_{operand.name}": types.buffer(operand.dtype) for operand in epilogue.operands}
+        function = LoopBuilder(
+            f"{name}_part" if part else name, **buffers, **({"columns": types.scalar(i64)} if part else {})
+        )
+        for v in range(vectors):
+            place = v * lanes
+            mask = function.tail_mask(function.sub(function["columns"], place), lanes) if part else None
+            given = []
+            for operand in epilogue.operands:
+                source = function[f"x_{operand.name}"]
+                if operand.column:
+                    value = function.load(source, place, lanes, mask)
+                else:
+                    value = function.broadcast(function.load(source, 0), lanes)
+                given.append(function.cast(value, computed_in(operand.dtype)))
+            result = body(function, function.load(function["sums"], place, lanes, mask), given)
+            result = function.value(result, types.vector(dtype, lanes))
+            function.store(result, function["sums"], place, mask)
+        main.include(function.finish())
+    return RowEpilogue(name, f"{name}_part")
+
+
+def is_long(epilogue: Epilogue, lanes: int, dtype: DType, short: int = SHORT_EPILOGUE) -> bool:
+    """Whether the epilogue takes more than `short` operations for a vector."""
+    if epilogue.body is None:
+        return False
+    arguments = {f"x_{o.name}": types.vector(computed_in(o.dtype), lanes) for o in epilogue.operands}
+    function = LoopBuilder("epilogue", sum=types.vector(dtype, lanes), **arguments)
+    epilogue.body(function, function["sum"], [function[name] for name in arguments])
+    return _cost(function.finish().block) > short
 
 
 def _cost(block: Block) -> int:
@@ -220,7 +289,7 @@ class Tile:
         target: Target,
         more: Operand = False,
         last: Operand = True,
-        body: EpilogueBody | None = None,
+        body: EpilogueBody | RowEpilogue | None = None,
         given: Sequence[Given] = (),
     ) -> None:
         """Store the sums. If `more`, what is stored there already is added; if `last`, the epilogue is applied.
@@ -258,11 +327,15 @@ class Tile:
         target: Target,
         masks: Sequence[Value | None],
         last: Operand,
-        body: EpilogueBody | None,
+        body: EpilogueBody | RowEpilogue | None,
         given: Sequence[Given],
     ) -> None:
         if body is None or last is False:
             self._store(b, sums, target, masks)
+            return
+        if isinstance(body, RowEpilogue):
+            self._store(b, sums, target, masks)
+            b.branch(last, lambda: self._finish_rows(b, target, masks, body, given), lambda: None)
             return
 
         def finished() -> None:
@@ -275,6 +348,21 @@ class Tile:
             self._store(b, results, target, masks)
 
         b.branch(last, finished, lambda: self._store(b, sums, target, masks))
+
+    def _finish_rows(
+        self,
+        b: LoopBuilder,
+        target: Target,
+        masks: Sequence[Value | None],
+        body: RowEpilogue,
+        given: Sequence[Given],
+    ) -> None:
+        """Call the function of a row for each of them."""
+        is_part = any(mask is not None for mask in masks)
+        for row, place in enumerate(target.places):
+            operands = [b.view(each.buffer, each.places[row if len(each.places) > 1 else 0]) for each in given]
+            columns = [b.index(target.columns)] if is_part else []
+            b.call(body.part if is_part else body.whole, b.view(target.buffer, place), *operands, *columns)
 
     def _store(self, b: LoopBuilder, sums: Sequence[Value], target: Target, masks: Sequence[Value | None]) -> None:
         assert isinstance(target.buffer.type, types.BufferType)
