@@ -177,11 +177,11 @@ def _shares(total: int, most: int) -> list[int]:
 
 
 def conv_blocks(conv: Conv, tiling: ConvTiling, machine: Machine, rows: int, pixels: int, threads: int = 1) -> int:
-    """Into how many blocks the rows of an output are cut: so that a block's input fits into the second-level cache, and
-    each thread gets several units of work."""
+    """Into how many blocks the rows of an output are cut: so that a block's input fits into the second-level cache, its
+    output is written there, and each thread gets several units of work."""
     size = computed_in(conv.dtype).numpy.itemsize
     height, width = conv.window.strides[1:]
-    row = max(1, pixels * width * conv.channels * height * size)
+    row = max(1, pixels * width * conv.channels * height * size, pixels * conv.outputs * size)
     blocks = -(-rows * row // max(1, machine.l2 // 2))
     panels = conv_units(conv, tiling, 1, 1, 1)
     wanted = 1 if threads == 1 else 4 * threads
