@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..graph.diagnostics import DiagnosticLog, ExecutionError, UsageError
+from ..graph.diagnostics import Diagnostic, ExecutionError, TilewrightError, UsageError
 from ..graph.evaluation import describe
 from ..graph.types import TensorType
 from .signature import Port
+
+# An output, and the array it is to be written into.
+Bound: TypeAlias = tuple[Port, np.ndarray]
 
 # Beyond so much searching for an element that two arrays share, they are taken to share one.
 _MOST_SEARCHING = 10_000
 
 
-def check_bound(bound: Mapping[Port, Any]) -> None:
+def check_bound(bound: Sequence[Bound]) -> None:
     """Raises UsageError for what no output can be written into, ExecutionError for arrays of another type."""
-    for port, array in bound.items():
+    for port, array in bound:
         _check_memory(port, array)
-    ports = list(bound)
-    for index, port in enumerate(ports):
-        for other in ports[:index]:
-            if _share(bound[port], bound[other]):
+    for index, (port, array) in enumerate(bound):
+        for other, earlier in bound[:index]:
+            if _share(array, earlier):
                 raise UsageError(
                     "run/bound-output", f"the arrays for the outputs {other.name!r} and {port.name!r} share memory"
                 )
-    log = DiagnosticLog()
-    for port, array in bound.items():
-        assert isinstance(port.type, TensorType)
-        if array.dtype != port.type.dtype.numpy:
-            _misfit(log, port, array, f"the dtype must be {port.type.dtype}")
-        elif port.type.shape is not None and len(port.type.shape) != array.ndim:
-            _misfit(log, port, array, f"the rank must be {len(port.type.shape)}")
-    log.raise_errors(ExecutionError)
+    misfits = [(port, array, reason) for port, array in bound if (reason := _misfit(port, array))]
+    if misfits:
+        raise _complaint(misfits)
 
 
 def places(bound: Sequence[np.ndarray | None], arguments: Sequence[Any]) -> list[np.ndarray | None]:
@@ -47,18 +44,19 @@ def _is_place(array: np.ndarray, given: Sequence[np.ndarray]) -> bool:
     return bool(array.flags.carray) and not any(np.may_share_memory(array, each) for each in given)
 
 
-def write_results(bound: Mapping[Port, np.ndarray], results: Sequence[Any]) -> int:
+def write_results(bound: Sequence[Bound], results: Sequence[Any]) -> int:
     """Copy into the arrays what does not lie there yet, and return how many were copied.
 
     Raises ExecutionError if a result has another shape than its array; then nothing is copied.
     """
-    log = DiagnosticLog()
-    for (port, array), result in zip(bound.items(), results, strict=True):
-        if np.shape(result) != array.shape:
-            _misfit(log, port, array, f"the result is {describe(result)}")
-    log.raise_errors(ExecutionError)
-    pairs = [pair for pair in zip(bound.values(), results, strict=True) if pair[0] is not pair[1]]
-    for array, result in pairs:
+    pairs = [(port, array, result) for (port, array), result in zip(bound, results, strict=True) if array is not result]
+    misfits = [
+        (port, array, f"the result is {describe(result)}")
+        for port, array, result in pairs if np.shape(result) != array.shape
+    ]  # fmt: skip
+    if misfits:
+        raise _complaint(misfits)
+    for _, array, result in pairs:
         np.copyto(array, result)
     return len(pairs)
 
@@ -82,5 +80,21 @@ def _share(x: np.ndarray, y: np.ndarray) -> bool:
         return True
 
 
-def _misfit(log: DiagnosticLog, port: Port, array: np.ndarray, reason: str) -> None:
-    log.error("run/output-type", f"the output {port.name!r} is {port.type}, its array is {describe(array)}: {reason}")
+def _misfit(port: Port, array: np.ndarray) -> str:
+    """Why results cannot have the array's type; empty if they can."""
+    assert isinstance(port.type, TensorType)
+    if array.dtype != port.type.dtype.numpy:
+        return f"the dtype must be {port.type.dtype}"
+    if port.type.shape is not None and len(port.type.shape) != array.ndim:
+        return f"the rank must be {len(port.type.shape)}"
+    return ""
+
+
+def _complaint(misfits: Sequence[tuple[Port, np.ndarray, str]]) -> TilewrightError:
+    """An error that says all of it."""
+    return ExecutionError.collect([
+        Diagnostic(
+            "run/output-type", f"the output {port.name!r} is {port.type}, its array is {describe(array)}: {reason}"
+        )
+        for port, array, reason in misfits
+    ])  # fmt: skip

@@ -62,8 +62,7 @@ class Executable(ABC):
             require("feeds", feeds, Mapping, "a dict of arrays by input name")
         chosen = self.signature.choose(outputs)
         results = self._results(feeds, chosen)
-        ports = self.signature.outputs
-        return {ports[index].name: result for index, result in zip(chosen, results, strict=True)}
+        return dict(zip(self.signature.output_names if outputs is None else outputs, results, strict=True))
 
     def run_into(self, feeds: Mapping[str, Any], outputs: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
         """Run the model and write its results into `{output name: array}`; None stands for a fresh array.
@@ -76,16 +75,14 @@ class Executable(ABC):
         Raises what `run` does, UsageError for an array that cannot be written into, and ExecutionError for one of
         another dtype or shape. After an error from the run itself the elements of the arrays are unspecified.
         """
-        require("feeds", feeds, Mapping, "a dict of arrays by input name")
-        require("outputs", outputs, Mapping, "a dict of arrays by output name")
-        chosen = self.signature.choose(list(outputs))
-        bound = {
-            self.outputs[index]: array for index, array in zip(chosen, outputs.values(), strict=True)
-            if array is not None
-        }  # fmt: skip
+        for name, given in (("feeds", feeds), ("outputs", outputs)):
+            if type(given) is not dict:
+                require(name, given, Mapping, "a dict of arrays by name")
+        chosen, arrays = self.signature.choose(list(outputs)), list(outputs.values())
+        bound = [(self.outputs[index], array) for index, array in zip(chosen, arrays, strict=True) if array is not None]
         check_bound(bound)
-        results = dict(zip(outputs, self._results(feeds, chosen, list(outputs.values())), strict=True))
-        copied = write_results(bound, [results[port.name] for port in bound])
+        results = dict(zip(outputs, self._results(feeds, chosen, arrays), strict=True))
+        copied = write_results(bound, [results[port.name] for port, _ in bound])
         if copied:
             self._count_copies("outputs", copied)
         return {name: results[name] if array is None else array for name, array in outputs.items()}

@@ -44,6 +44,9 @@ class Signature:
             Port(declared.name or f"output_{index}", declared.type or value.type, False)
             for index, (declared, value) in enumerate(zip(function.block.outputs, function.outputs, strict=True))
         )
+        self.output_names = [port.name for port in self.outputs]
+        self._all_outputs = list(range(len(self.outputs)))
+        self._positions = {name: index for index, name in enumerate(self.output_names)}
         self._defaults = [function.defaults.get(argument) for argument in function.inputs]
         self._plain = _plain(self.inputs)
         # Shapes of all inputs that were found to fit, and the sizes that they give to symbolic dims.
@@ -53,15 +56,16 @@ class Signature:
     def bind(self, feeds: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[Dim, int]]:
         """The value of each input in order, and the sizes that the inputs give to symbolic dims.
 
+        Inputs of the shapes of an earlier call mostly get the same mapping, not only an equal one.
         Raises ExecutionError naming every input that is missing, unknown, or of another type than declared, and dims
         that the model says are equal but are not.
         """
         plain = self._plain_values(feeds)
-        shapes = None if plain is None else tuple([array.shape for array in plain])
-        if shapes is not None:
+        shapes = None
+        if plain is not None:
+            shapes = tuple([array.shape for array in plain])
             known = self._fitting.get(shapes)
             if known is not None:
-                assert plain is not None
                 return plain, known
         values, sizes = self._bind_with_care(feeds)
         if shapes is not None:
@@ -114,11 +118,11 @@ class Signature:
             values.append(value)
         return values
 
-    def choose(self, names: Sequence[str] | None) -> list[int]:
+    def choose(self, names: Sequence[str] | None) -> Sequence[int]:
         """The positions of the outputs called `names` (None: all). Raises UsageError for an unknown name."""
         if names is None:
-            return list(range(len(self.outputs)))
-        positions = {port.name: index for index, port in enumerate(self.outputs)}
+            return self._all_outputs
+        positions = self._positions
         unknown = [name for name in names if name not in positions]
         if unknown:
             raise UsageError(

@@ -77,7 +77,7 @@ class CpuExecutable(Executable):
         self._templates: dict[Any, Templates] = {}
         self._lock = threading.Lock()
         self._special = Specializations(self._shared)
-        self._last: tuple[tuple[Shape, ...], Program] | None = None
+        self._last: tuple[Mapping[Any, int], Program] | None = None
         self._direct = _Direct.of(self._block, self._steps[self._block])
         self._plan_static()
         self._plan_ahead()
@@ -151,7 +151,7 @@ class CpuExecutable(Executable):
         places: Sequence[np.ndarray | None] = (),
     ) -> tuple[list[Any], Sequence[Diagnostic]]:
         if self._direct is not None:
-            return self._execute_directly(self._direct, arguments, outputs, places), ()
+            return self._execute_directly(self._direct, arguments, dims, outputs, places), ()
         values: dict[Value, Any] = {
             argument: self._row_major(given) if isinstance(given, np.ndarray) else given
             for argument, given in zip(self._block.arguments, arguments, strict=True)
@@ -167,16 +167,20 @@ class CpuExecutable(Executable):
         return results, ()
 
     def _execute_directly(
-        self, direct: _Direct, arguments: Sequence[Any], outputs: Sequence[int], places: Sequence[np.ndarray | None]
+        self,
+        direct: _Direct,
+        arguments: Sequence[Any],
+        dims: Mapping[Any, int],
+        outputs: Sequence[int],
+        places: Sequence[np.ndarray | None],
     ) -> list[Any]:
         """Run the only segment, whose outputs are the model's: what small models have no time to look up."""
         arrays = [self._row_major(arguments[position]) for position in direct.inputs]
-        shapes = tuple([array.shape for array in arrays])
         last = self._last
-        if last is None or last[0] != shapes:
-            self._last = last = shapes, self._program(direct.segment, shapes, ())
+        if last is None or last[0] is not dims:  # one mapping of dims stands for the same shapes
+            self._last = last = dims, self._program(direct.segment, tuple(array.shape for array in arrays), ())
         program = last[1]
-        bound = {direct.outputs[index]: place for index, place in zip(outputs, places, strict=False)}
+        bound = {direct.outputs[i]: place for i, place in zip(outputs, places, strict=True)} if places else None
         workers = pool(self.threads) if program.parallel and self.threads > 1 else None
         results = program.run(workers, arrays, bound, self._recorder)
         returned = [results[direct.outputs[index]] for index in outputs]

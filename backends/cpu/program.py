@@ -265,7 +265,7 @@ class Program:
             bounds.forget()
             for fresh in (memory[0], *arrays[self._inputs :]):
                 fresh.reshape(-1).view(np.uint8).fill(bounds.UNWRITTEN)
-        addresses = [0, memory[1], *(address_of(each) for each in arrays)]
+        addresses = [0, memory[1], *map(address_of, arrays)]
         if self._faults:
             faults = np.zeros((len(self._faults), 2), np.int64)
             addresses.append(address_of(faults))
