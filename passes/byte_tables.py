@@ -31,39 +31,79 @@ LEAST_COST = 4
 
 
 class MapToTable(OpRule):
-    """kernel.map(x, numbers...) of a tensor of bytes to bytes -> kernel.table(x, table)"""
+    """kernel.map(x, tables of x, numbers...) of one tensor of bytes to bytes -> kernel.table(x, table)"""
 
     root = ("kernel.map",)
 
     def when(self, m: Match) -> Verdict:
         if len(m.root.results) != 1 or dtype_of(m.root.result) not in (u8, i8):
             return m.fail("the results are not one tensor of bytes")
-        x = _source(m.root)
-        if x is None:
+        if _source(m.root) is None:
             return m.fail("it is not a function of one byte")
         return cost(m.root.regions["body"].block) >= LEAST_COST or m.fail("there is little to compute")
 
     def build(self, b: OpBuilder, m: Match) -> Value:
         x, op = _source(m.root), m.root
         assert x is not None
-        given = []
-        for value in op.operand_values:
-            data = data_of(value)
-            assert value is x or data is not None
-            given.append(all_bytes(dtype_of(x)) if data is None else data.numpy().reshape(()))
+        given = [_of_all_bytes(value, x) for value in op.operand_values]
         table = np.asarray(op.definition.evaluate(op, *given)).reshape(256)
         constant = b.const(table, dtype_of(op.result))
         return b.create("kernel.table", [x, constant], result_types=[op.result.type]).result
 
 
+class TableOfTable(OpRule):
+    """kernel.table(kernel.table(x)) -> kernel.table(x)"""
+
+    root = ("kernel.table",)
+
+    def when(self, m: Match) -> Verdict:
+        inner = _inner(m.root.operand_values[0])
+        is_one = inner is not m.root.operand_values[0] and data_of(m.root.operand_values[1]) is not None
+        return is_one or m.fail("what is looked up is no element of a table")
+
+    def build(self, b: OpBuilder, m: Match) -> Value:
+        value, op = m.root.operand_values[0], m.root
+        x = _inner(value)
+        outer = data_of(op.operand_values[1])
+        assert outer is not None
+        table = outer.numpy()[_of_all_bytes(value, x).view(np.uint8)]
+        constant = b.const(table, dtype_of(op.result))
+        return b.create("kernel.table", [x, constant], result_types=[op.result.type]).result
+
+
+def _inner(value: Value) -> Value:
+    """What a value is looked up by in constant tables, or the value itself."""
+    op = value.producer
+    while op is not None and op.name == "kernel.table" and data_of(op.operand_values[1]) is not None:
+        value = op.operand_values[0]
+        op = value.producer
+    return value
+
+
+def _of_all_bytes(value: Value, x: Value) -> np.ndarray:
+    """The elements of a value where x is each of the 256 bytes in turn; a number is the same everywhere."""
+    if value is x:
+        return all_bytes(dtype_of(x))
+    op = value.producer
+    assert op is not None
+    if op.name != "kernel.table":
+        data = data_of(value)
+        assert data is not None
+        return data.numpy().reshape(())
+    table = data_of(op.operand_values[1])
+    assert table is not None
+    return table.numpy()[_of_all_bytes(op.operand_values[0], x).view(np.uint8)]
+
+
 def _source(op: Operation) -> Value | None:
-    """The only operand of a map that is no number, if it is a tensor of bytes of the result's shape."""
-    found = [value for value in op.operand_values if data_of(value) is None or not _is_number(value)]
-    if len(found) != 1 or data_of(found[0]) is not None or dtype_of(found[0]) not in (u8, i8):
+    """The tensor of bytes, of the result's shape, that all operands of a map but numbers are functions of."""
+    found = {_inner(value) for value in op.operand_values if not _is_number(value)}
+    if len(found) != 1:
         return None
-    type, result = found[0].type, op.result.type
+    [x] = found
+    type, result = x.type, op.result.type
     is_whole = isinstance(type, TensorType) and isinstance(result, TensorType) and type.shape == result.shape
-    return found[0] if is_whole else None
+    return x if is_whole and data_of(x) is None and dtype_of(x) in (u8, i8) else None
 
 
 def _is_number(value: Value) -> bool:
@@ -79,4 +119,4 @@ class ByteTables(RulePass):
     exactness = "approximate"
     level_in = "kernel"
     level_out = "kernel"
-    rules = (MapToTable,)
+    rules = (MapToTable, TableOfTable)

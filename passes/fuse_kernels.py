@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..graph.core import Block, Operation, Region, Value
-from ..graph.dtypes import f32, i32
-from ..graph.kernel.bodies import cost, interpret, trace
+from ..graph.dtypes import DType, f32, i8, i32, u8
+from ..graph.kernel.bodies import ROUNDING, ROUNDING_BITS, cost, interpret, trace
 from ..graph.kernel.integer_ops import INTEGER_PRODUCTS
 from ..graph.kernel.kernel_base import KernelOp
 from ..graph.location import fuse
@@ -242,7 +242,7 @@ def _into_producer(op: Operation, fuser: Fuser) -> bool:
 
     def body(s: Any, element: Any, *elements: Any) -> Any:
         known = dict(zip(merged, elements, strict=True))
-        s = _Inverting(s) if is_integer else s
+        s = _Floats(s) if is_integer else s
         if old is not None:
             [element] = interpret(old.block, s, [element, *(known[v] for v in extras)])
         known[value] = element
@@ -266,11 +266,13 @@ def _is_better_in_a_table(value: Value, op: Operation) -> bool:
     return dtypes == (8, 8) and len(whole) == 1 and cost(op.regions["body"].block) >= 24
 
 
-class _Inverting:
-    """A handler that multiplies with the inverse of a number rather than divide by it."""
+class _Floats:
+    """A handler that multiplies with the inverse of a number rather than divide by it, and keeps what is quantized and
+    dequantized again in floats: a byte that was rounded is a whole float already."""
 
     def __init__(self, handler: Any) -> None:
         self._handler = handler
+        self._moved: dict[Value, tuple[Value, int]] = {}  # a float -> another one, and how much more than that it is
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._handler, name)
@@ -281,6 +283,46 @@ class _Inverting:
             if np.isfinite(inverse) and abs(inverse) >= np.finfo(np.float32).tiny:
                 return self._handler.mul(x, inverse)
         return self._handler.div(x, y)
+
+    def cast(self, x: Any, dtype: DType) -> Any:
+        found = _rounded_float(x) if dtype is f32 and isinstance(x, Value) else None
+        if found is None:
+            return self._handler.cast(x, dtype)
+        total, zero = found
+        whole = self._handler.sub(total, ROUNDING)
+        if not zero:
+            return whole
+        moved = self._handler.add(whole, float(zero))
+        self._moved[moved] = whole, zero
+        return moved
+
+    def sub(self, x: Any, y: Any) -> Any:
+        whole, zero = self._moved.get(x, (None, 0)) if isinstance(x, Value) else (None, 0)
+        return whole if whole is not None and not isinstance(y, Value) and y == zero else self._handler.sub(x, y)
+
+
+def _rounded_float(byte: Value) -> tuple[Value, int] | None:
+    """What `rounded` of lowerings/quantization.py made a byte of: a float plus `ROUNDING`, and the zero point."""
+    ops, value = [], byte
+    for name in ("cast", "sub", "bitcast", "add", "minimum", "maximum"):
+        if value.producer is None or value.producer.op_type != name:
+            return None
+        ops.append(value.producer)
+        value = value.producer.operand_values[0]
+    _, moved, _, total, high, low = ops
+    numbers = [_number(op.operand_values[1]) for op in (moved, total, high, low)]
+    to = getattr(byte.type, "dtype", None)
+    if any(number is None for number in numbers) or numbers[1] != ROUNDING or to not in (u8, i8):
+        return None
+    zero, limits = ROUNDING_BITS - int(numbers[0]), np.iinfo(to.numpy)
+    fits = numbers[3] + zero >= limits.min and numbers[2] + zero <= limits.max
+    return (total.result, zero) if fits else None
+
+
+def _number(value: Value) -> Any:
+    """The number that an element is, if it is constant."""
+    op = value.producer
+    return op.attributes["value"] if op is not None and op.op_type == "constant" else None
 
 
 def _producer(value: Value) -> Operation:

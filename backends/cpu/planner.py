@@ -243,7 +243,9 @@ class Planner:
         root = value
         while root.producer is not None and isinstance(root.producer.definition, ViewOp):
             root = root.producer.operand_values[0]
-        is_same = data_of(root) is not None and self.view(root).storage is view.storage
+        # What follows from constants is one where there is only one plan.
+        is_constant = data_of(root) is not None or (self.static and self.is_known(root))
+        is_same = is_constant and self.view(root).storage is view.storage
         return root if is_same else None
 
     def is_static(self, value: Value) -> bool:
