@@ -13,7 +13,7 @@ from itertools import permutations
 from typing import TYPE_CHECKING
 
 from ..graph.core import Operation, Value
-from ..graph.dims import prove_equal
+from ..graph.dims import bounds, prove_equal
 from .fuse_attention_scores import Scores, near
 from .fuse_attention_views import Axes, Axis, Chain, follow, shape_of, size_of, trace
 from .proofs import same_dims
@@ -206,6 +206,8 @@ def _has_batch_of_query(scores: Scores, shapes: Sequence[tuple[Dim, ...]], infer
         return False  # nothing is broadcast
     if any(prove_equal(batches[0], batch) is False and batch != 1 for batch in batches[1:]):
         return False
+    if any((bounds(dim)[0] or 0) < 1 for dim in (shapes[0][-2], shapes[2][-1])):
+        return False  # a reshape of no elements says nothing about their dims
     chain = follow(scores.context.results[0], inference)
     source = chain.resolved_axes(0)[0]
     for position, value in enumerate(chain.values):
