@@ -21,6 +21,7 @@ from ...graph.kernel.tracing import choose
 from ...graph.lowerings.builder import data_of
 from ...graph.ops.conv_numeric import transposed_sizes
 from ...graph.ops.pooling_numeric import number, pads_of
+from .kernels.border import Border, border_arguments, build_border
 from .kernels.conv import (
     Conv,
     ConvTiling,
@@ -136,29 +137,24 @@ def is_constant(value: Value) -> bool:
 def clear_halo(planner: Planner, view: View, halo: Halo) -> None:
     """Put zeros around an image, or what fills the halo."""
     fill = None if halo.fill is None else planner.view(halo.fill)
-    shape, strides = view.shape, view.strides
-    # The room along each dim; what has been cleared along earlier ones is left out of later ones.
-    starts = [0, 0, *(-before for before in halo.before)]
-    sizes = [*shape[:2], *(b + n + a for b, n, a in zip(halo.before, shape[2:], halo.after, strict=True))]
-    for axis in range(2, len(shape)):
-        inside = halo.before[axis - 2], halo.after[axis - 2]
-        for start, count in ((-inside[0], inside[0]), (shape[axis], inside[1])):
-            if not count:
-                continue
-            at, size = list(starts), list(sizes)
-            at[axis], size[axis] = start, count
-            offset = view.layout.offset + sum(place * stride for place, stride in zip(at, strides, strict=True))
-            target = view.seen(Strided(tuple(size), strides, offset))
-            if fill is None:
-                emit(planner, "zero", lambda b, values: [0], ("zero", view.dtype), [], [target], 1)
-            else:
-                emit(planner, "fill", lambda b, values: values, ("fill", view.dtype), [one_of(fill, size)], [target], 1)
-        starts[axis], sizes[axis] = 0, shape[axis]
-
-
-def one_of(view: View, shape: Sequence[int]) -> View:
-    """The first element of a view, everywhere in `shape`."""
-    return view.seen(Strided(tuple(shape), (0,) * len(shape), view.layout.offset))
+    kernel = Border(view.dtype, fill is not None)
+    machine = planner.machine
+    compiled = planner.library.get(("border", kernel), lambda name: build_border(name, kernel, machine), "border")
+    images, channels, *own = view.shape
+    if view.strides[1] != 1:  # each channel is an image of its own
+        images, channels = images * channels, 1
+    before, after = ((*(0,) * (3 - len(own)), *sides) for sides in (halo.before, halo.after))
+    planes, rows, pixels = (*(1,) * (3 - len(own)), *own)
+    given: dict[str, Argument] = {
+        "y": Buffer(view.storage), "own_planes": planes, "first_plane": before[0], "own_rows": rows,
+        "first_row": before[1], "planes": before[0] + planes + after[0], "rows": before[1] + rows + after[1],
+        "line": (before[2] + pixels + after[2]) * channels, "left": before[2] * channels, "right": after[2] * channels,
+    }  # fmt: skip
+    if fill is not None:
+        given["x"] = planner.buffer(fill)
+    lines = images * (before[0] + planes + after[0]) * (before[1] + rows + after[1])
+    cleared = lines * (before[2] + pixels + after[2]) * channels - view.layout.size
+    planner.call(compiled, border_arguments(kernel), given, lines, 8.0 * cleared)
 
 
 def padded(planner: Planner, view: View, geometry: Geometry, order: Sequence[int], fill: Value | None = None) -> View:
