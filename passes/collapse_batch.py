@@ -29,6 +29,7 @@ from ..graph.infer import InferenceContext
 from ..graph.opdef import Trait
 from ..graph.types import TensorType
 from .base import Pass
+from .fuse_attention import FIRST_OPSET
 from .proofs import made_by, normalized, reshape_target, same_dims
 
 if TYPE_CHECKING:
@@ -233,6 +234,16 @@ class Border:
         outside = [use for use in value.uses if not self._is_inside(use.user, use.position)]
         return 0 if all(self.reads_any_dims(use.user, use.position) for use in outside) else 1
 
+    def absorbed(self) -> int:
+        """Reshapes at the border that attention has in it: where heads are split off and where they are joined."""
+        before = [op.operands[0] for value in self.entering if (op := made_by(value, "reshape")) is not None]
+        after = [
+            use.user for value in self.leaving for use in value.uses if not self._is_inside(use.user, use.position)
+        ]
+        splits = [op.result for op in after if op.name == "reshape" and _is_headed(op.result)]
+        joins = sum(_is_headed(value) and made_by(value, "transpose") is not None for value in before)
+        return joins + sum(all(user.name == "transpose" for user in result.users) for result in splits)
+
     def is_flat_anyway(self, value: Value) -> bool:
         """Whether the value is a matrix already; its new form is the same, unless a vanishing reshape made it."""
         return len(_shape(value) or ()) == 2
@@ -245,6 +256,11 @@ class Border:
     def is_possible(self) -> bool:
         """Whether every leaving value can be given its dims back by a constant target."""
         return all(back_target(value) is not None for value in self.leaving)
+
+
+def _is_headed(value: Value | None) -> bool:
+    """Whether a tensor may be [batch, heads, length, size] in some order."""
+    return len(_shape(value) or ()) == 4
 
 
 def back_target(value: Value) -> list[int] | None:
@@ -397,6 +413,8 @@ class CollapseBatch(Pass):
         border = Border(island, inference)
         cost = border.cost()
         first = next(iter(island.ops))
+        if module.opsets.get("", 0) >= FIRST_OPSET and cost + border.absorbed() > gain:
+            return False  # Attention takes its operands as [batch, length, heads * size]
         if cost >= gain:
             context.remark("collapse-batch/no-gain", f"{cost} reshapes would be added to save {gain}", first.location)
             return False
