@@ -83,11 +83,13 @@ class Depthwise:
 
 @dataclass(frozen=True)
 class DepthwiseTiling:
-    """`rows` x `pixels` outputs of `lanes` channels in registers."""
+    """`rows` x `pixels` outputs of `lanes` channels in registers. With `fetches`, a tile asks for what the next one of
+    the row needs."""
 
     rows: int
     pixels: int
     lanes: int
+    fetches: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,16 @@ def choose_depthwise_tiling(kernel: Depthwise, machine: Machine) -> DepthwiseTil
     rows, pixels = (2, 7) if machine.registers >= 32 else (2, 3)
     if kernel.rows == 1 or _is_looped(kernel.window):
         rows, pixels = 1, rows * pixels
-    return DepthwiseTiling(min(rows, kernel.rows or rows), min(pixels, kernel.pixels or pixels), lanes)
+    fetches = not _is_looped(kernel.window) and _bytes(kernel) > machine.l2 // 2
+    return DepthwiseTiling(min(rows, kernel.rows or rows), min(pixels, kernel.pixels or pixels), lanes, fetches)
+
+
+def _bytes(kernel: Depthwise) -> float:
+    """Of an image's input, about; of one whose size is not known, many."""
+    if kernel.rows is None or kernel.pixels is None:
+        return float("inf")
+    _, down, right = kernel.window.strides
+    return kernel.channels * kernel.rows * down * kernel.pixels * right * kernel.dtype.numpy.itemsize
 
 
 def _is_looped(window: Window) -> bool:
@@ -284,6 +295,8 @@ class _DepthwiseBuilder:
     def vector(self, tile: _Tile, channel: Operand, count: Operand) -> None:
         """A vector of channels, of which `count` are there."""
         b = tile.b
+        if self.tiling.fetches:
+            tile.fetch(channel)
         sums = tile.sums(channel, count, self.tap)
         given = [
             Given(b.view(each.buffer, b.mul(channel, each.column)), each.places, each.column)
@@ -303,6 +316,22 @@ class _Tile:
     tile: Tile
     rows: int
     pixels: int
+
+    def fetch(self, channel: Operand) -> None:
+        """Ask for what the next tile of the row reads first, and for what it writes."""
+        b, n, (_, height, width) = self.b, self.n, self.kernel.window.kernel
+        _, down, right = self.kernel.window.strides
+        rows = {row for row, _ in self.seen(1, height, self.rows)}
+        pixels = {pixel for pixel, _ in self.seen(2, width, self.pixels)}
+        further = {pixel + self.pixels * right for pixel in pixels} - pixels
+        # The tile above has seen the other rows.
+        for row in sorted(rows - {row - self.rows * down for row in rows}):
+            for pixel in sorted(further):
+                b.prefetch(b["x"], b.add(n.offset("x", row=row, pixel=pixel), channel))
+        for row in range(self.rows):
+            for pixel in range(self.pixels):
+                place = b.add(n.offset("y", row=row, pixel=self.pixels + pixel), channel)
+                b.prefetch(b["y"], place, writes=True)
 
     def sums(self, channel: Operand, count: Operand, tap: int) -> list[Value]:
         """The sums for `count` channels from `channel` on; `tap` is how far taps lie apart among the filters."""
