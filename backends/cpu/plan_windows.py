@@ -53,8 +53,12 @@ from .kernels.pool import Pool, build_pool, pool_arguments, pool_blocks, pool_un
 from .kernels.strided import zero_or_one
 from .kernels.tile import EpilogueBody
 from .kernels.winograd import (
+    FILTER_ARGUMENTS,
+    FilterTransform,
     WinogradTiling,
+    build_filter_transform,
     build_winograd,
+    choose_running_winograd,
     choose_winograd,
     transformed_filters,
     winograd_applies,
@@ -295,6 +299,11 @@ def _convolve(
     fewer = None
     if filters.key is not None and winograd_applies(conv):
         fewer = choose(lambda rows, pixels: choose_winograd(conv, machine, rows, pixels, tiling), places[1], places[2])
+    elif filters.key is None and winograd_applies(conv):
+        fewer = choose(
+            lambda images, rows, pixels: choose_running_winograd(conv, machine, images, rows, pixels, tiling),
+            y.shape[0], *places[1:],
+        )  # fmt: skip
     if fewer is not None:
         _convolve_winograd(planner, op, conv, fewer, (x, y, *extras), start, filters)
         return
@@ -322,17 +331,13 @@ def _convolve_winograd(
     start: int,
     filters: Filters,
 ) -> None:
-    """Call Winograd's convolution, of constant filters."""
+    """Call Winograd's convolution."""
     x, y, *extras = views
-    assert filters.key is not None
     images, (_, rows, pixels) = y.shape[0], three(y.shape[2:])
     key = ("winograd", _without_body(conv), tiling, finishing_key(op))
     name = f"winograd_{tiling.size}_{conv.channels}_{conv.outputs}"
     compiled = planner.library.get(key, lambda name: build_winograd(name, conv, tiling), name)
-    transformed = planner.shared.kept(
-        ("winograd", *filters.key, tiling), lambda: transformed_filters(filters.array(), conv, tiling)
-    )
-    packed = planner.constant(transformed, conv.dtype)
+    packed = _transformed(planner, filters, conv, tiling)
     groups = winograd_panel_groups(conv, tiling, images, rows, pixels, planner.threads)
     given = _arguments(planner, start, x, y, extras)
     given |= {"w": planner.buffer(packed), "scratch": Buffer(None), "panel_groups": groups}
@@ -340,6 +345,29 @@ def _convolve_winograd(
     scratch = winograd_scratch(conv, tiling) * conv.dtype.numpy.itemsize
     # A quarter of the products, at best.
     planner.call(compiled, winograd_arguments(conv), given, units, y.layout.size * conv.depth, scratch)
+
+
+def _transformed(planner: Planner, filters: Filters, conv: Conv, tiling: WinogradTiling) -> View:
+    """Winograd's filters: made once for all plans if they are constant, else in every run."""
+    if filters.key is not None:
+        transformed = planner.shared.kept(
+            ("winograd", *filters.key, tiling), lambda: transformed_filters(filters.array(), conv, tiling)
+        )
+        return planner.constant(transformed, conv.dtype)
+    w = filters.view
+    _, output, channel, *_, down, right = (int(stride) for stride in w.strides)
+    kernel = FilterTransform(
+        conv.dtype, tiling.size, conv.outputs, conv.channels, tiling.vectors, tiling.lanes,
+        (output, channel, down, right),
+    )  # fmt: skip
+    packed = planner.allocate((kernel.elements,), conv.dtype)
+    name = f"winograd_filters_{conv.channels}_{conv.outputs}"
+    compiled = planner.library.get(
+        ("winograd_filters", kernel), lambda name: build_filter_transform(name, kernel), name
+    )
+    given: dict[str, Argument] = {"w": planner.buffer(w), "transformed": planner.buffer(packed)}
+    planner.call(compiled, FILTER_ARGUMENTS, given, kernel.units, 2.0 * kernel.elements)
+    return packed
 
 
 @plans("kernel.conv_transpose")

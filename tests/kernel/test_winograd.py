@@ -10,11 +10,16 @@ import pytest
 from image_buffers import ImageBuffer, convolution, image_buffer, of_images
 from loop_running import WIDTHS, run_both, run_compiled
 
-from tilewright.backends.cpu.kernels.conv import Conv
+from tilewright.backends.cpu.kernels.conv import Conv, choose_conv_tiling
 from tilewright.backends.cpu.kernels.image import BY_CHANNEL, ImageEpilogue, ImageOperand, Layout, Window
 from tilewright.backends.cpu.kernels.winograd import (
+    FILTER_ARGUMENTS,
+    FilterTransform,
     WinogradTiling,
+    across_images,
+    build_filter_transform,
     build_winograd,
+    choose_running_winograd,
     choose_winograd,
     transformed_filters,
     winograd_applies,
@@ -146,6 +151,40 @@ def test_work_can_be_shared_out_anywhere(parts: int) -> None:
         share = {"begin": thread * units // parts, "end": (thread + 1) * units // parts, "thread": thread}
         run_loops(module, [share.get(name, value) for name, value in zip(names, given, strict=True)])
     case.check(case.y.flat)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("size", [2, 4])
+def test_blocks_across_images(size: int, static: bool, groups: int) -> None:
+    tiling = WinogradTiling(size, block=6, rows=3, vectors=2, lanes=4, across_images=True)
+    Case(5, 6, 5, 9, images=3, static=static).run(tiling, groups=groups)
+
+
+def test_blocks_across_images_are_whole_register_tiles() -> None:
+    conv = Conv(Window.of((3, 3)), 256, 256, f32, 1, 1, 8, 8)
+    machine = machine_of_width(512)
+    tiling = across_images(conv, machine, 2)
+    assert tiling.block % tiling.rows == 0
+    chosen = choose_running_winograd(conv, machine, 32, 8, 8, choose_conv_tiling(conv, machine))
+    assert chosen == tiling
+    assert choose_running_winograd(conv, machine, 1, 8, 8, choose_conv_tiling(conv, machine)) is None
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 2, 3), (2, 3, 0, 1)])
+@pytest.mark.parametrize("size", [2, 4])
+def test_filters_are_transformed_in_a_run(size: int, order: tuple[int, ...]) -> None:
+    """Whichever way they lie."""
+    outputs, channels, tiling = 11, 5, WinogradTiling(size, block=2, rows=2, vectors=2, lanes=4)
+    w = random.normal(size=(outputs, channels, 3, 3)).astype(np.float32)
+    lying = np.ascontiguousarray(w.transpose(order))
+    steps = lying.transpose(np.argsort(order)).strides
+    kernel = FilterTransform(f32, size, outputs, channels, 2, 4, tuple(step // 4 for step in steps))  # type: ignore[arg-type]
+    expected = transformed_filters(w, Conv(Window.of((3, 3)), channels, outputs, f32), tiling)
+    given = [lying.reshape(-1), np.full(kernel.elements, 77, np.float32), 0, kernel.units, 0]
+    assert len(given) == len(FILTER_ARGUMENTS)
+    for found in run_both(build_filter_transform("filters", kernel), given, 128):
+        np.testing.assert_allclose(found[1], expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize(("size", "most"), [(2, 1e-6), (4, 1e-5)])

@@ -64,6 +64,13 @@ def test_a_long_sum_is_cut_into_parts() -> None:
     check(lambda b, x, w: b.conv(x, w, pads=[1, 1, 1, 1]), feeds, "add_8_parts")
 
 
+def test_filters_that_change_are_transformed_in_each_run() -> None:
+    """Forward and for the data; in float64 to the same digits as the definition."""
+    feeds = {"x": normal(5, 64, 9, 10), "w": normal(64, 64, 3, 3)}
+    for dtype in (np.float32, np.float64):
+        check(lambda b, x, w: b.conv(x, w, pads=[1, 1, 1, 1]), feeds, "winograd_filters_64_64", dtype=dtype)
+
+
 ATTENTIONS: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None, dict[str, Any]]] = [
     ((2, 4, 37, 8), (2, 2, 45, 8), None, {"is_causal": 1}),
     ((1, 2, 40, 20), (1, 2, 300, 20), None, {"softcap": 2.0}),

@@ -2,7 +2,7 @@
 convolutional neural networks"): F(m x m, 3 x 3) makes m x m outputs of a tile of (m + 2) x (m + 2) inputs, with
 (m + 2)^2 products for each pair of channels where the definition takes 9 m^2: a quarter for m = 4, 4/9 for m = 2.
 
-    work unit (image, block of tiles, group of panels)
+    work unit (image, block of tiles, group of panels); of many small images a block goes on from one to the next
       tiles of the block, if the unit before was not of this block: inputs are transformed, into scratch memory
       panels of output channels
         (m + 2)^2 matrix products [tiles of the block, input channels] x [input channels, channels of a panel]
@@ -58,13 +58,15 @@ _FILTERS = {
 @dataclass(frozen=True)
 class WinogradTiling:
     """Tiles of `size` x `size` outputs, `block` of them (at most) to a unit; their products in register tiles of `rows`
-    tiles x `vectors` of `lanes` channels."""
+    tiles x `vectors` of `lanes` channels. `across_images`: blocks do not end where an image does.
+    """
 
     size: int
     block: int
     rows: int
     vectors: int
     lanes: int
+    across_images: bool = False
 
     @property
     def columns(self) -> int:
@@ -110,6 +112,33 @@ def winograd_tiling(conv: Conv, machine: Machine, size: int) -> WinogradTiling:
     return WinogradTiling(size, block, min(rows, block), vectors, lanes)
 
 
+def across_images(conv: Conv, machine: Machine, size: int) -> WinogradTiling:
+    """The same with blocks of whole register tiles, which go on from one image to the next."""
+    own = winograd_tiling(replace(conv, rows=None, pixels=None), machine, size)
+    size_of = conv.dtype.numpy.itemsize
+    one = own.elements * (_padded(conv, own.lanes) + own.columns) * size_of
+    # Filters are read once for each block; blocks are larger where they come from far away (as measured).
+    is_far = own.elements * conv.channels * conv.outputs * size_of > 4 * machine.l2
+    room = machine.l2 * 5 // 8 if is_far else machine.l2 // 4
+    block = max(1, room // one // own.rows) * own.rows
+    return replace(own, block=block, across_images=True)
+
+
+def choose_running_winograd(
+    conv: Conv, machine: Machine, images: int, rows: int, pixels: int, tiling: ConvTiling
+) -> WinogradTiling | None:
+    """The tiling of F(2 x 2, 3 x 3), which rounds no more than direct convolution, for filters that are transformed in
+    every run; None if direct convolution is estimated to be as fast, or if there is one image only."""
+    if images == 1 or not winograd_applies(conv):
+        return None
+    found = across_images(conv, machine, 2)
+    sized = replace(conv, rows=rows, pixels=pixels)
+    direct = images * conv_cycles(sized, tiling, machine) * conv.depth
+    # Filters are read in their own order, and written in whole cache lines.
+    transform = conv.channels * conv.outputs * (9 + 2 * found.elements * conv.dtype.numpy.itemsize / 8)
+    return found if winograd_cycles(conv, found, machine, rows, pixels, images) + transform < 0.85 * direct else None
+
+
 def choose_winograd(
     conv: Conv, machine: Machine, rows: int, pixels: int, tiling: ConvTiling | None = None
 ) -> WinogradTiling | None:
@@ -127,16 +156,18 @@ def winograd_tilings(conv: Conv, machine: Machine) -> list[WinogradTiling]:
     return [winograd_tiling(conv, machine, size) for size in (4, 2)] if winograd_applies(conv) else []
 
 
-def winograd_cycles(conv: Conv, tiling: WinogradTiling, machine: Machine, rows: int, pixels: int) -> float:
+def winograd_cycles(
+    conv: Conv, tiling: WinogradTiling, machine: Machine, rows: int, pixels: int, images: int = 1
+) -> float:
     """About how many cycles it takes: products, transforms (as measured), and reading filters of whatever size."""
-    tiles = -(-rows // tiling.size) * -(-pixels // tiling.size)
+    tiles = images * -(-rows // tiling.size) * -(-pixels // tiling.size)
     lanes, elements = tiling.lanes, tiling.elements
     outputs = -(-conv.outputs // lanes) * lanes
     products = tiles * elements * conv.channels * outputs / (2 * lanes) * 1.1
     transforms = tiles * (_padded(conv, lanes) + outputs) / lanes * elements * 7
     filters = elements * conv.channels * outputs * conv.dtype.numpy.itemsize
     # What is larger than the second-level cache comes from beyond it for every block, at about 4 bytes a cycle.
-    reading = winograd_blocks(tiling, rows, pixels) * filters / 4 if filters > machine.l2 // 2 else 0
+    reading = winograd_blocks(tiling, images, rows, pixels) * filters / 4 if filters > machine.l2 // 2 else 0
     return max(products, reading) + transforms
 
 
@@ -147,13 +178,14 @@ def winograd_panel_groups(
     each other share its transformed inputs."""
     if threads == 1:
         return 1
-    units = max(1, images * winograd_blocks(tiling, rows, pixels))
+    units = max(1, winograd_blocks(tiling, images, rows, pixels))
     return max(1, min(-(-conv.outputs // tiling.columns), -(-4 * threads // units)))
 
 
-def winograd_blocks(tiling: WinogradTiling, rows: int, pixels: int) -> int:
-    """How many blocks of tiles an image has."""
-    return -(-(-(-rows // tiling.size) * -(-pixels // tiling.size)) // tiling.block)
+def winograd_blocks(tiling: WinogradTiling, images: int, rows: int, pixels: int) -> int:
+    """How many blocks of tiles there are."""
+    tiles = -(-rows // tiling.size) * -(-pixels // tiling.size)
+    return -(-images * tiles // tiling.block) if tiling.across_images else images * -(-tiles // tiling.block)
 
 
 # ---- interface -------------------------------------------------------------------------------------------------------
@@ -173,7 +205,7 @@ def winograd_arguments(conv: Conv) -> list[str]:
 
 def winograd_units(conv: Conv, tiling: WinogradTiling, images: int, rows: int, pixels: int, panel_groups: int) -> int:
     """How many units of work there are."""
-    return images * winograd_blocks(tiling, rows, pixels) * panel_groups
+    return winograd_blocks(tiling, images, rows, pixels) * panel_groups
 
 
 def winograd_scratch(conv: Conv, tiling: WinogradTiling) -> int:
@@ -201,6 +233,76 @@ def transformed_filters(w: np.ndarray, conv: Conv, tiling: WinogradTiling) -> np
     # [element, channel, output]
     turned = np.einsum("iy,ocyx,jx->ijco", matrix, exact, matrix, optimize=True)
     return packed_panels(turned.reshape(-1, conv.outputs).astype(conv.dtype.numpy), tiling.columns)
+
+
+@dataclass(frozen=True)
+class FilterTransform:
+    """What `transformed_filters` does, in a run: for filters with these strides along outputs, channels, and both dims
+    of the window."""
+
+    dtype: DType
+    size: int
+    outputs: int
+    channels: int
+    vectors: int
+    lanes: int
+    strides: tuple[int, int, int, int]
+
+    @property
+    def panels(self) -> int:
+        return -(-self.outputs // (self.vectors * self.lanes))
+
+    @property
+    def units(self) -> int:
+        """How many units of work there are."""
+        return self.panels * self.channels
+
+    @property
+    def elements(self) -> int:
+        """How many numbers the transformed filters are."""
+        return self.units * (self.size + 2) ** 2 * self.vectors * self.lanes
+
+
+FILTER_ARGUMENTS = ["w", "transformed", "begin", "end", "thread"]
+
+
+def build_filter_transform(name: str, kernel: FilterTransform) -> Module:
+    """The kernel as a module of the level "loop"; it takes `FILTER_ARGUMENTS`."""
+    buffer, lanes, side = types.buffer(kernel.dtype), kernel.lanes, kernel.size + 2
+    columns = kernel.vectors * lanes
+    b = LoopBuilder(name, w=buffer, transformed=buffer, begin=INDEX, end=INDEX, thread=INDEX)
+    output, channel, down, right = kernel.strides
+    apart = b.mul(b.iota(lanes), output)
+    with b.loop(b["begin"], b["end"]) as unit:
+        panel, own = b.div(unit, kernel.channels), b.rem(unit, kernel.channels)
+        step = kernel.channels * columns
+        target = b.view(b["transformed"], b.add(b.mul(panel, side**2 * step), b.mul(own, columns)))
+        for v in range(kernel.vectors):
+            first = b.add(b.mul(panel, columns), v * lanes)
+            mask = None if kernel.outputs % columns == 0 else b.tail_mask(b.sub(kernel.outputs, first), lanes)
+            start = b.add(b.mul(first, output), b.mul(own, channel))
+            lines = []
+            for i in range(3):
+                row = [b.gather(b["w"], b.add(apart, b.add(start, i * down + j * right)), mask) for j in range(3)]
+                lines.append(_combined(b, row, kernel.size))
+            for j, column in enumerate(zip(*lines, strict=True)):
+                for i, value in enumerate(_combined(b, column, kernel.size)):
+                    b.store(value, target, (i * side + j) * step + v * lanes)
+    return b.module()
+
+
+def _combined(b: LoopBuilder, g: Sequence[Value], size: int) -> list[Value]:
+    """The transform of a row or column of filters."""
+    found = []
+    for factors in _FILTERS[size]:
+        total: Value | None = None
+        for factor, value in zip(factors, g, strict=True):
+            if factor:
+                constant = _like(b, factor, value)
+                total = b.mul(value, constant) if total is None else b.fma(value, constant, total)
+        assert total is not None
+        found.append(total)
+    return found
 
 
 def build_winograd(name: str, conv: Conv, tiling: WinogradTiling) -> Module:
@@ -265,15 +367,14 @@ class _WinogradBuilder:
         self.down, self.across = (
             b.div(b.add(extent, tiling.size - 1), tiling.size) for extent in (n["rows"], n["pixels"])
         )
-        tiles = b.mul(self.down, self.across)
+        self.tiles = tiles = b.mul(self.down, self.across)
         blocks = b.div(b.add(tiles, tiling.block - 1), tiling.block)
         scratch = b.view(b["scratch"], b.mul(b["thread"], winograd_scratch(self.conv, tiling)))
         sums = b.view(scratch, tiling.elements * self.input_step)
         b.include(self.input_function())
         with b.loop(b["begin"], b["end"]) as unit:
             group, rest = b.rem(unit, n["panel_groups"]), b.div(unit, n["panel_groups"])
-            block, image = b.rem(rest, blocks), b.div(rest, blocks)
-            first, last = share(b, block, tiles, blocks)
+            image, first, last = self.tiles_of(rest, blocks)
             fresh = b.or_(b.eq(unit, b["begin"]), b.eq(group, 0))
             with b.when(fresh), b.loop(first, last) as tile:
                 self.transform_input(image, tile, b.view(scratch, b.mul(b.sub(tile, first), self.padded)))
@@ -284,16 +385,28 @@ class _WinogradBuilder:
                     self.finish(image, tile, b.view(sums, b.mul(b.sub(tile, first), tiling.columns)), panel)
         return b.module()
 
-    def place(self, tile: Operand) -> tuple[Operand, Operand]:
-        """The first row and pixel of a tile."""
+    def tiles_of(self, block: Operand, blocks: Operand) -> tuple[Operand, Operand, Operand]:
+        """The image of a block, its first tile and the one behind its last; tiles count on from image to image where
+        blocks go across them."""
+        b, tiling = self.b, self.tiling
+        if tiling.across_images:
+            first = b.mul(block, tiling.block)
+            return 0, first, b.min(b.add(first, tiling.block), b.mul(self.tiles, self.n["images"]))
+        image = b.div(block, blocks)
+        return image, *share(b, b.rem(block, blocks), self.tiles, blocks)
+
+    def place(self, image: Operand, tile: Operand) -> tuple[Operand, Operand, Operand]:
+        """The image of a tile, its first row and pixel."""
         b, size = self.b, self.tiling.size
-        return b.mul(b.div(tile, self.across), size), b.mul(b.rem(tile, self.across), size)
+        if self.tiling.across_images:
+            image, tile = b.div(tile, self.tiles), b.rem(tile, self.tiles)
+        return image, b.mul(b.div(tile, self.across), size), b.mul(b.rem(tile, self.across), size)
 
     # ---- inputs --------------------------------------------------------------------------------------------------
 
     def transform_input(self, image: Operand, tile: Operand, target: Value) -> None:
         b, n = self.b, self.n
-        row, pixel = self.place(tile)
+        image, row, pixel = self.place(image, tile)
         x = b.view(b["x"], n.offset("x", image=image, row=row, pixel=pixel))
         # A tile at the edge repeats the last row and pixel that are there: outputs that see them are dropped.
         left = [b.sub(b.add(n[dim], 1), place) for dim, place in (("rows", row), ("pixels", pixel))]
@@ -334,6 +447,10 @@ class _WinogradBuilder:
         parts = b.div(b.add(tiles, tiling.rows - 1), tiling.rows)
         with b.loop(0, tiling.elements) as element, b.loop(0, parts) as part:
             first, last = share(b, part, tiles, parts)
+            if (
+                tiling.across_images
+            ):  # whole register tiles, as there is room for them: nobody looks at what is too much
+                first, last = b.mul(part, tiling.rows), b.mul(b.add(part, 1), tiling.rows)
             a = b.view(inputs, b.add(b.mul(element, self.input_step), b.mul(first, self.padded)))
             c = b.view(sums, b.add(b.mul(element, self.sum_step), b.mul(first, tiling.columns)))
             strip = b.view(filters, b.mul(element, conv.channels * tiling.columns))
@@ -342,6 +459,8 @@ class _WinogradBuilder:
     def heights(self) -> list[int]:
         """How many tiles a register tile can have."""
         conv, tiling = self.conv, self.tiling
+        if tiling.across_images:
+            return [tiling.rows]
         if conv.rows is None or conv.pixels is None:
             return list(range(1, tiling.rows + 1))
         tiles = -(-conv.rows // tiling.size) * -(-conv.pixels // tiling.size)
@@ -377,7 +496,7 @@ class _WinogradBuilder:
     def finish(self, image: Operand, tile: Operand, sums: Value, panel: Operand) -> None:
         """Transform the sums of a tile back and store its outputs that are there."""
         b, n, conv, tiling = self.b, self.n, self.conv, self.tiling
-        row, pixel = self.place(tile)
+        image, row, pixel = self.place(image, tile)
         column = b.mul(panel, tiling.columns)
         spot = {"image": image, "row": row, "pixel": pixel, "channel": column}
         views = [b.view(b[name], n.offset(name, **spot)) for name in ("y", *self.operands)]
