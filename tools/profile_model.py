@@ -51,11 +51,10 @@ def execute(
     from tilewright.tools._progress import Progress
     from tilewright.tools._show import print_json
     from tilewright.tools._trial import first_that_runs, input_types
-    from tilewright.tools.run import prepare
 
     with Progress(2) as progress:
         progress.start("compiling")
-        executable, module, _ = prepare(model, "cpu", threads)
+        executable, module = _compiled(model, threads)
         plan = FeedPlan(module, *read_sizes(dims, shapes), read_inputs(module, given))
         progress.start("running")
         feeds = first_that_runs(executable, plan, seed=seed).feeds
@@ -65,6 +64,24 @@ def execute(
         print_json({**facts, "steps": [asdict(row) for row in rows]})
         return
     show(rows, top)
+
+
+def _compiled(model: str, threads: int | None) -> tuple[Any, Any]:
+    """The executable, for a training step the one that trains; and the module."""
+    from tilewright.backends.target import compile_step
+    from tilewright.passes.training.step import Roles
+    from tilewright.tools.run import prepare
+
+    if not model.endswith(".twx"):
+        from tilewright.backends.model_source import open_model
+
+        module = open_model(model).module
+        if Roles.KEY in (module.metadata.get("metadata_props") or {}):
+            roles = Roles.of(module)
+            updates = {output: name for name, output in roles.state.items()}
+            return compile_step(module, threads, updates, roles.loss), module
+    executable, module, _ = prepare(model, "cpu", threads)
+    return executable, module
 
 
 def show(rows: list[Timed], top: int) -> None:

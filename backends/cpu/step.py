@@ -22,6 +22,7 @@ from ...graph.module import Module
 from ...graph.rewriter import Rewriter
 from ...graph.types import TensorType
 from .executable import CpuExecutable
+from .profile import Recorder, Timed
 from .program import Program
 from .runtime import pool
 from .segment import Segment
@@ -57,9 +58,9 @@ class StepExecutable(CpuExecutable):
         return {str(output.name): value for output, value in zip(block.outputs, block.returned, strict=True)}
 
     def update(
-        self, feeds: Mapping[str, Any], state: Sequence[str], wanted: Sequence[str], check: Callable[[Any], None]
+        self, feeds: Mapping[str, Any], wanted: Sequence[str], check: Callable[[Any], None]
     ) -> dict[str, Any] | None:
-        """Run the step, and write what it makes of the inputs in `state` into their arrays, which `feeds` holds.
+        """Run the step, and write what it makes of its state into the arrays of that, which `feeds` holds.
 
         `check` is called with the loss before anything is written, and may raise. The outputs in `wanted`; None if
         this step cannot be run so. Arrays of the state must be row-major and nobody else's.
@@ -87,6 +88,19 @@ class StepExecutable(CpuExecutable):
         for output, name in plan.apart:
             np.copyto(feeds[name], results[output])
         return {name: results[output] for name, output in zip(wanted, chosen, strict=True)}
+
+    def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> list[Timed]:
+        """As for any model; steps are made one after the other, on copies of the state."""
+        defaults = {str(argument.name): data for argument, data in self.module.main.defaults.items()}
+        state = {name: feeds[name] if name in feeds else defaults[name].numpy() for name in self._updates.values()}
+        own = {**feeds, **{name: np.array(array, order="C") for name, array in state.items()}}
+        if self.update(own, (self._loss,), lambda loss: None) is None:
+            return super().profile(feeds, runs)
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__, _recorder=(recorder := Recorder()))
+        for _ in range(runs):
+            twin.update(own, (self._loss,), lambda loss: None)
+        return recorder.rows()
 
     def _planned(self, program: Program) -> _Plan | None:
         """What a step with this program has to know; None if some outputs were known before it runs."""

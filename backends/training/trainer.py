@@ -89,7 +89,7 @@ class Trainer:
             if self._own.get(name) is not array:
                 dtype = self._own[name].dtype if name in self._own else None
                 self.state[name] = self._own[name] = np.array(array, dtype, order="C")
-        found: dict[str, Any] | None = update({**batch, **self.state}, list(self.state), outputs, self._check_loss)
+        found: dict[str, Any] | None = update({**batch, **self.state}, outputs, self._check_loss)
         return found
 
     def _check_loss(self, loss: Any) -> None:

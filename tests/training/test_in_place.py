@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import tilewright
 from tilewright import f32, i64, nn, train
 from tilewright.backends.cpu.step import StepExecutable
 from tilewright.graph.diagnostics import ExecutionError
+from tilewright.tools.profile_model import profile
 
 BATCH, INPUTS, CLASSES = 24, 20, 5
 
@@ -129,6 +133,21 @@ def test_outputs_of_the_model_are_fresh() -> None:
     trainer.run(second, ["output"])
     trainer.step(second)
     np.testing.assert_array_equal(scores, kept)
+
+
+def test_profile_of_a_step(tmp_path: Path) -> None:
+    step = a_step(optimizer=train.Adam())
+    trainer, (batch,) = train.Trainer(step), batches(1)
+    before = {name: array.copy() for name, array in trainer.state.items()}
+    rows = trainer.executable.profile({**batch, **trainer.state}, runs=2)
+    assert len(rows) > 10
+    assert any("/train/adam" in row.place for row in rows)
+    for name, array in trainer.state.items():
+        np.testing.assert_array_equal(array, before[name])
+    tilewright.save(step, tmp_path / "step.onnx")
+    done = CliRunner().invoke(profile, [str(tmp_path / "step.onnx"), "--dim", "n=4", "--runs", "1", "--json"])
+    assert done.exit_code == 0, done.output
+    assert len(json.loads(done.output)["steps"]) > 10
 
 
 def test_batches_of_other_sizes() -> None:
