@@ -112,18 +112,22 @@ class FreeDims:
 
 
 def usual_shapes(inputs: Mapping[str, Type]) -> Iterator[dict[str, tuple[int, ...]]]:
-    """Ordinary shapes of the inputs whose rank is known: for one item in a batch, and for two if batches are open."""
+    """Ordinary shapes of the inputs whose rank is known: for one item in a batch, and for two where batches are open.
+
+    There are none where the size of images is open, as it decides on too much, and of images there is one in a batch.
+    """
     dims = FreeDims()
     for name, type in inputs.items():
         dims.add(name, type)
-    choices = dims.choices()
-    for batch in range(2 if any(choice.name == "batch" for choice in choices) else 1):
-        options = [choice.options[batch if choice.name == "batch" else 0] for choice in choices]
+    choices = {choice.name: choice for choice in dims.choices()}
+    if "image" in choices or "channels" in choices:
+        return
+    ranked = {n: t.shape for n, t in inputs.items() if isinstance(t, TensorType) and t.shape is not None}
+    has_images = any(len(shape) >= 4 for shape in ranked.values())
+    for batch in range(2 if "batch" in choices and not has_images else 1):
+        options = [choice.options[batch if name == "batch" else 0] for name, choice in choices.items()]
         sizes = {key: size for option in options for key, size in option.items()}
-        yield {
-            name: shape_for(name, type.shape, sizes)
-            for name, type in inputs.items() if isinstance(type, TensorType) and type.shape is not None
-        }  # fmt: skip
+        yield {name: shape_for(name, shape, sizes) for name, shape in ranked.items()}
 
 
 def _role(label: str, axis: int, shape: Sequence[Dim]) -> str:
