@@ -181,16 +181,19 @@ def plan_scatter_nd(planner: Planner, op: Operation) -> None:
     data, indices, updates = (planner.view(value) for value in op.operand_values)
     result = planner.new(op.result)
     copy(planner, data, result)
-    depth, rank = indices.shape[-1], data.layout.rank
+    depth = indices.shape[-1]
     many = indices.layout.rank - 1
     steps = [(result.strides[d], result.shape[d]) for d in range(depth)]
-    slices = tuple(range(depth, rank))
-    extents = (*(data.shape[d] for d in slices), *indices.shape[:-1])
-    whole = (*(result.strides[d] for d in slices), *(0,) * many)
-    part = (*updates.strides[many:], *updates.strides[:many])
-    places = (*(0,) * len(slices), *indices.strides[:-1])
+    sizes, (wholes, parts) = joined(data.shape[depth:], [result.strides[depth:], updates.strides[many:]])
+    lanes = bool(sizes) and bool(wholes[-1] == 1)
+    # Places in a slice come first, since they are apart; but vectors lie along the last ones, if those are contiguous.
+    first, last = (len(sizes) - 1, len(sizes)) if lanes else (len(sizes), len(sizes))
+    extents = (*sizes[:first], *indices.shape[:-1], *sizes[first:last])
+    whole = (*wholes[:first], *(0,) * many, *wholes[first:last])
+    part = (*parts[:first], *updates.strides[:many], *parts[first:last])
+    places = (*(0,) * first, *indices.strides[:-1], *(0,) * (last - first))
     lines = whole, part, places
-    _scatter(planner, op, (result, updates, indices), extents, lines, steps, len(slices), indices.strides[-1])
+    _scatter(planner, op, (result, updates, indices), extents, lines, steps, first, indices.strides[-1], lanes)
 
 
 def _scatter(
@@ -202,13 +205,14 @@ def _scatter(
     steps: Sequence[tuple[int, int]],
     apart: int,
     component: int = 0,
+    lanes: bool = False,
 ) -> None:
-    """Dims are not joined, as the first `apart` of them must stay so."""
+    """Dims are not joined, as the first `apart` of them must stay so, and with `lanes` the last one."""
     result, _, indices = views
     if not extents:
         extents, lines = (1,), ((0,), (0,), (0,))
     space = _space(planner, result, indices, extents, lines, len(steps))
-    kernel = Scatter(space, str(op.attr("reduction")), apart)
+    kernel = Scatter(space, str(op.attr("reduction")), apart, lanes)
     machine = planner.machine
     name = op.name.removeprefix("kernel.")
     compiled = planner.library.get(("scatter", kernel), lambda name: build_scatter(name, kernel, machine), name)

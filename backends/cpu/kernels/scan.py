@@ -2,7 +2,7 @@
 
 "row": lanes lie along the dim; each vector is summed up within by adding it to itself, shifted by 1, 2, 4, ... lanes,
 and the total of those before is added. "column": lanes lie along the last of the other dims, each with a running total
-of its own. A unit of work is a row, or a vector of rows.
+of its own. A unit of work is a row, or some vectors of rows.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Module
 from ..machine import Machine
 from .strided import Along, Size, StridedBuilder, View, argument_names, extent_sizes, view_sizes, widest_of
+
+# Vectors of columns side by side, which lie together in memory; what they need is asked for so many steps ahead.
+_COLUMNS = 16
+_AHEAD = 4
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,16 @@ def scan_units(kernel: Scan, machine: Machine, outer: Sequence[int]) -> int:
     """How many units of work there are for these outer extents."""
     if kernel.along == "row":
         return math.prod(outer)
-    return math.prod(outer[:-1]) * -(-outer[-1] // machine.lanes(widest_of([kernel.x.dtype])))
+    return math.prod(outer[:-1]) * -(
+        -outer[-1] // (_columns(kernel, machine) * machine.lanes(widest_of([kernel.x.dtype])))
+    )
+
+
+def _columns(kernel: Scan, machine: Machine) -> int:
+    """Vectors of columns in a unit of work."""
+    columns = kernel.outer[-1] if kernel.outer else 1
+    lanes = machine.lanes(widest_of([kernel.x.dtype]))
+    return _COLUMNS if columns is None else max(1, min(_COLUMNS, -(-columns // lanes)))
 
 
 def build_scan(name: str, kernel: Scan, machine: Machine) -> Module:
@@ -73,6 +86,7 @@ class _ScanBuilder(StridedBuilder):
         self.kernel = kernel
         self.dtype = computed_in(kernel.x.dtype)
         self.outers = [f"outer{axis}" for axis in range(len(kernel.outer))]
+        self.width = _columns(kernel, machine)
 
     @property
     def neutral(self) -> int:
@@ -123,16 +137,32 @@ class _ScanBuilder(StridedBuilder):
         return value
 
     def column_unit(self, unit: Operand) -> None:
-        b, last = self.b, len(self.outers) - 1
-        blocks = b.div(b.add(self.size(self.outers[-1]), self.lanes - 1), self.lanes)
-        column = b.mul(b.rem(unit, blocks), self.lanes)
+        """A block of columns, with masks if it is the last one and not full."""
+        b, width = self.b, self.width * self.lanes
+        blocks = b.div(b.add(self.size(self.outers[-1]), width - 1), width)
+        column = b.mul(b.rem(unit, blocks), width)
         indices = [*self.unravel(b.div(unit, blocks), self.outers[:-1]), column]
+        rest = b.sub(self.size(self.outers[-1]), column)
+        masks = [b.tail_mask(b.index(b.sub(rest, v * self.lanes)), self.lanes) for v in range(self.width)]
+        b.branch(
+            b.le(width, rest),
+            lambda: self.columns(indices, [None] * self.width),
+            lambda: self.columns(indices, masks),
+        )
+
+    def columns(self, indices: Sequence[Operand], masks: Sequence[Value | None]) -> None:
+        b, last = self.b, len(self.outers) - 1
         places, strides = self.steps(indices)
         beside = [self.stride(name, "outer", last) for name in ("x0", "y0")]
-        mask = b.tail_mask(b.index(b.sub(self.size(self.outers[-1]), column)), self.lanes)
         start = b.constant(self.neutral, types.vector(self.dtype, self.lanes))
-        with b.loop(0, self.size("row0"), 1, [start]) as state:
+        with b.loop(0, self.size("row0"), 1, [start] * self.width) as state:
             x, y = (b.add(p, b.mul(state.index, s)) for p, s in zip(places, strides, strict=True))
-            total = self.combined(state[0], self.load("x0", x, beside[0], mask))
-            self.store(state[0] if self.kernel.exclusive else total, "y0", y, beside[1], mask)
-            state.yields([total])
+            totals = []
+            for v, mask in enumerate(masks):
+                here = [b.add(place, b.mul(v * self.lanes, step)) for place, step in zip((x, y), beside, strict=True)]
+                for name, place, stride in zip(("x0", "y0"), here, strides, strict=True):
+                    b.prefetch(b[name], b.add(place, b.mul(_AHEAD, stride)), writes=name == "y0")
+                total = self.combined(state[v], self.load("x0", here[0], beside[0], mask))
+                self.store(state[v] if self.kernel.exclusive else total, "y0", here[1], beside[1], mask)
+                totals.append(total)
+            state.yields(totals)
