@@ -69,7 +69,7 @@ def _end(e: FunctionEmitter, op: Operation, operands: list[str]) -> None:
 
 @emits("loop.unit_products")
 def _products(e: FunctionEmitter, op: Operation, operands: list[str]) -> None:
-    sums, left, left_row, right, steps = operands
+    sums, left, left_row, right, steps, ahead, place = operands
     rows, columns, width = (int(op.attributes[name]) for name in ("rows", "columns", "width"))
     down, across = rows // _TILE, columns // _TILE
     for row in range(down):
@@ -90,6 +90,11 @@ def _products(e: FunctionEmitter, op: Operation, operands: list[str]) -> None:
     for column in range(across):
         place = e.emit(f"add i64 {e.emit(f'mul i64 {step}, {width}')}, {_TILE * column}")
         _load(e, _RIGHT + column, right, place, str(4 * width))
+    lines = int(op.attr("lines"))
+    asked = e.emit(f"add i64 {place}, {e.emit(f'mul i64 {step}, {lines}')}") if lines else ""
+    for line in range(lines):
+        pointer = e.emit(f"getelementptr i32, ptr {ahead}, i64 {e.emit(f'add i64 {asked}, {_TILE * line}')}")
+        e.intrinsic("llvm.prefetch.p0", "void", ("ptr", pointer), ("i32", "0"), ("i32", "2"), ("i32", "1"))
     for row in range(down):
         for column in range(across):
             tiles = (2 * row + column, _LEFT + row, _RIGHT + column)

@@ -246,12 +246,21 @@ class LoopBuilder:
         self._create("loop.unit_end", [])
 
     def unit_products(
-        self, sums: Value, left: Value, left_row: Operand, right: Value, steps: Operand, *sizes: int
+        self,
+        sums: Value,
+        left: Value,
+        left_row: Operand,
+        right: Value,
+        steps: Operand,
+        sizes: tuple[int, int, int],
+        ahead: tuple[Value, Operand, int] | None = None,
     ) -> None:
-        """Products of blocks of words; `sizes` are rows, columns and the width of a row of `right`."""
+        """Products of blocks of words; `sizes` are rows, columns and the width of a row of `right`. `ahead` is what to
+        ask for meanwhile: a buffer, a place, and how many cache lines for each 16 steps."""
         rows, columns, width = sizes
-        operands = [sums, left, self.index(left_row), right, self.index(steps)]
-        self._create("loop.unit_products", operands, rows=rows, columns=columns, width=width)
+        buffer, place, lines = ahead or (right, 0, 0)
+        operands = [sums, left, self.index(left_row), right, self.index(steps), buffer, self.index(place)]
+        self._create("loop.unit_products", operands, rows=rows, columns=columns, width=width, lines=lines)
 
     # ---- structure -----------------------------------------------------------------------------------------------
 

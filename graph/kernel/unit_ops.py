@@ -87,25 +87,26 @@ class UnitEnd(_Switch):
 class UnitProducts(LoopOp):
     """sums[i * columns + j] = the sum over w < steps of dot4(left[i * left_row + w], right[w * width + j]).
 
-    All buffers are of i32. `steps` is a multiple of 16; `rows` and `columns` are 16 or 32.
+    All buffers are of i32. `steps` is a multiple of 16; `rows` and `columns` are 16 or 32. Meanwhile the memory of
+    `ahead` is asked for from `place` on, which may lie outside: `lines` cache lines for each 16 steps.
     """
 
-    inputs = ("sums", "left", "left_row", "right", "steps")
+    inputs = ("sums", "left", "left_row", "right", "steps", "ahead", "place")
     outputs = ()
-    attributes: ClassVar[dict[str, Any]] = {"rows": None, "columns": None, "width": None}
+    attributes: ClassVar[dict[str, Any]] = {"rows": None, "columns": None, "width": None, "lines": 0}
     traits = EFFECT
 
     def infer(self, op: Operation, context: InferenceContext | None = None) -> Sequence[Type]:
-        if any(buffer_of(op, index).dtype is not i32 for index in (0, 1, 3)):
+        if any(buffer_of(op, index).dtype is not i32 for index in (0, 1, 3, 5)):
             raise fault(op, "needs buffers of i32")
-        index_of(op, 2)
-        index_of(op, 4)
+        for index in (2, 4, 6):
+            index_of(op, index)
         if any(op.attributes[name] not in (UNIT, 2 * UNIT) for name in ("rows", "columns")):
             raise fault(op, f"has tiles of {UNIT} or {2 * UNIT} rows and columns")
         return []
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:
-        sums, left, left_row, right, steps = operands
+        sums, left, left_row, right, steps = operands[:5]
         rows, columns, width = (int(op.attributes[name]) for name in ("rows", "columns", "width"))
         places = np.arange(rows)[:, None] * int(left_row) + np.arange(int(steps))
         words = right[np.arange(int(steps))[:, None] * width + np.arange(columns)]

@@ -188,6 +188,22 @@ def test_dot4(lanes: int, width: int) -> None:
     assert np.array_equal(compiled[0], ours[0])
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_without_an_instruction_for_four_products(width: int) -> None:
+    """Pairs of 16 bits are multiplied instead, or single numbers; nothing saturates."""
+    a = np.where(random.random((1, 5, 70)) < 0.5, 255, whole(0, 256, (1, 5, 70), np.uint8)).astype(np.uint8)
+    b = np.where(random.random((1, 70, 20)) < 0.5, -128, 127).astype(np.int8)
+    names = machine_of_width(width).features.split(",")
+    for missing in (("vnni",), ("vnni", "avx2", "sse2", "avx512bw")):
+        features = [f"-{name[1:]}" if name.endswith(missing) else name for name in names]
+        machine = replace(machine_of_width(width), features=",".join(features))
+        if "-sse2" in features and width > 128:
+            continue
+        module, given, _ = planned(a, b, width, True)
+        run_compiled(module, given, width, machine)
+        assert np.array_equal(given[0], expected_of(a, b))
+
+
 # ---- the matrix unit -------------------------------------------------------------------------------------------------
 
 

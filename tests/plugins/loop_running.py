@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.backends.cpu.jit import compile_modules
-from tilewright.backends.cpu.machine import machine_of_width
+from tilewright.backends.cpu.machine import Machine, machine_of_width
 from tilewright.graph import types
 from tilewright.graph.kernel.interpreter import run_loops
 from tilewright.graph.module import Module
@@ -18,10 +18,10 @@ from tilewright.graph.verifier import verify
 WIDTHS = (128, 256, 512)
 
 
-def run_compiled(module: Module, arguments: Sequence[Any], width: int) -> None:
-    """Call the compiled main function; buffers are written to in place."""
+def run_compiled(module: Module, arguments: Sequence[Any], width: int, machine: Machine | None = None) -> None:
+    """Call the function compiled (for `machine`, if given); buffers are written to in place."""
     verify(module, types=True)
-    code = compile_modules([module], machine_of_width(width))
+    code = compile_modules([module], machine or machine_of_width(width))
     kinds: list[Any] = []
     given: list[Any] = []
     for value, argument in zip(module.main.inputs, arguments, strict=True):

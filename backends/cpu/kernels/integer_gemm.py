@@ -314,7 +314,7 @@ class _IntegerBuilder(StridedBuilder):
             else:
                 left = b.view(self.packed, b.mul(first, self.words))
             sums = b.view(self.row_sums, first)
-            numbers = [batch, panel, outer, b.sub(rows, first), *self.strides()]
+            numbers = [batch, panel, outer, b.sub(rows, first), b.div(b.max(first, 0), tile.rows), *self.strides()]
             b.call(name, *(b[buffer] for buffer in names[0]), left, sums, self.unit_sums, *numbers, *names[1])
 
         def full() -> None:
@@ -350,7 +350,7 @@ class _IntegerBuilder(StridedBuilder):
         told = [name for name, number in (("left_row", row), ("steps", self.steps)) if isinstance(number, Value)]
         b = LoopBuilder(
             name, **{buffer: types.buffer(dtypes[buffer]) for buffer in buffers}, left=words, row_sums=words,
-            unit_sums=words, **dict.fromkeys(("batch", "panel", "row", "count", *told, *unknown), index),
+            unit_sums=words, **dict.fromkeys(("batch", "panel", "row", "count", "tile", *told, *unknown), index),
         )  # fmt: skip
         made = _TileBuilder(self, b, *(b[n] if n in told else x for n, x in (("left_row", row), ("steps", self.steps))))
         if kernel.unit:
@@ -394,8 +394,13 @@ class _TileBuilder:
     def unit(self, few: bool) -> None:
         """The sums of a tile by the matrix unit, finished a few rows at a time."""
         b, tile = self.b, self.tile
+        sizes = (tile.rows, tile.columns, tile.columns)
+        # The tiles of a block ask for the next panel, each for its part of it.
+        tiles = self.main.block // tile.rows
+        lines = -(-tile.columns // tiles)
+        place = b.mul(self.steps, b.add(b.mul(b["tile"], lines), tile.columns))
         b.unit_products(
-            b["unit_sums"], b["left"], self.left_row, self.strip, self.steps, tile.rows, tile.columns, tile.columns
+            b["unit_sums"], b["left"], self.left_row, self.strip, self.steps, sizes, (self.strip, place, lines)
         )
         count = b.min(b["count"], tile.rows) if few else tile.rows
 
