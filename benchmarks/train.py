@@ -1,6 +1,7 @@
 """How long a training step takes and how much memory, beside PyTorch on the CPU.
 
     python benchmarks/train.py --peer PYTHON [--only resnet18] [--threads 1,2] [--rounds 9]
+    python benchmarks/train.py --derive
 
 PYTHON is the interpreter of another environment that has torch. Each side is a process of its own, which trains on
 the same batches from the same parameters; they take turns, and medians are compared. The first losses have to agree, so
@@ -18,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +27,9 @@ import click
 import numpy as np
 from measure import LEFT_OUT, table
 from train_models import TASKS, Task, batch_of, step_of
+
+import tilewright
+from tilewright import train
 
 HERE = Path(__file__).parent
 BATCHES = 4
@@ -134,6 +139,7 @@ def disagreement(ours: Side, theirs: Side) -> float:
 @click.option("--rounds", default=9, show_default=True)
 @click.option("--compile/--no-compile", "compiled", default=True, help="Compare with torch.compile, too.")
 @click.option("--processor-time", is_flag=True, help="Compare what the processes use, if others are at work here, too.")
+@click.option("--derive", is_flag=True, help="Time deriving and optimizing BERT-base's training step, nothing else.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write what was measured.")
 def main(
     peer: str | None,
@@ -142,9 +148,13 @@ def main(
     rounds: int,
     compiled: bool,
     processor_time: bool,
+    derive: bool,
     json_path: Path | None,
 ) -> None:
     """Time training steps against PyTorch."""
+    if derive:
+        derived()
+        return
     modes = ["eager", "compile"] if peer else []
     if "compile" in modes and not compiled:
         modes.remove("compile")
@@ -186,6 +196,31 @@ def main(
     for line in wrong:
         print(f"wrong: {line}")
     sys.exit(bool(wrong))
+
+
+def derived() -> None:
+    """From BERT-base, its sizes open, to a training step, and to an optimized one."""
+    sys.path.insert(0, str(HERE.parent / "examples"))
+    from zoo.build import build
+
+    model = build("bert_base", "n", size="length")
+    started = time.process_time()
+    step = train.step(model, loss="mse", optimizer=train.Adam(1e-4), output="pooled")
+    made = time.process_time()
+    counts = [operations(model), operations(step)]
+    began = time.process_time()
+    tilewright.optimize(step)
+    optimized = time.process_time() - began
+    rows = [
+        ["derive", f"{made - started:.2f}", f"{counts[0]:,} -> {counts[1]:,}"],
+        ["optimize", f"{optimized:.2f}", f"{counts[1]:,} -> {operations(step):,}"],
+        ["both", f"{made - started + optimized:.2f}", ""],
+    ]
+    table("BERT-base's training step, seconds of processor time", ["", "seconds", "operations"], rows)
+
+
+def operations(module: tilewright.Module) -> int:
+    return sum(1 for op in module.main.block if op.name != "const")
 
 
 def facts(name: str, threads: int, side: Side) -> dict:

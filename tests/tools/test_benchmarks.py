@@ -1,4 +1,4 @@
-"""benchmarks/cpu.py measures every part of a small model, and says what it cannot measure."""
+"""benchmarks/cpu.py and train.py measure every part of a small model, and say what they cannot measure."""
 
 from __future__ import annotations
 
@@ -57,3 +57,22 @@ def test_bad_usage(arguments: list[str], words: str) -> None:
     done = run(*arguments)
     assert done.returncode == 2
     assert words in done.stderr
+
+
+def test_training_steps(tmp_path: Path) -> None:
+    """Without a peer, our own figures; losses are those of the same steps again."""
+    script = SCRIPT.with_name("train.py")
+    options = ["--only", "softmax 64", "--threads", "1", "--rounds", "1", "--json"]
+    found = []
+    for name in ("first", "second"):
+        done = subprocess.run(
+            [sys.executable, str(script), *options, str(tmp_path / name)], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert "softmax 64" in done.stdout
+        (facts,) = json.loads((tmp_path / name).read_text())
+        assert facts["side"] == "tilewright"
+        assert 0 < facts["least_ms"] <= facts["median_ms"]
+        assert facts["peak_bytes"] > facts["before_bytes"] > 0
+        found.append(facts["losses"])
+    assert found[0] == found[1]
