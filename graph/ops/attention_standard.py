@@ -107,7 +107,7 @@ class StandardAttention:
             return mask
         bias = b.where(mask, zero, _number(b, -np.inf, dtype))
         # 0 where a key is visible; -inf - -inf, which is NaN, where none is.
-        result: Value = b.sub(bias, b.reduce_max(bias, [-1], keepdims=1))
+        result: Value = b.sub(bias, b.reduce_max(bias, [-1]))
         return result
 
     def _guarded(self, mask: Value, dtype: dtypes.DType) -> Value | None:
@@ -121,7 +121,7 @@ class StandardAttention:
             step = float(np.spacing(np.ones((), dtype.numpy)))
             result: Value = b.mul(mask, _number(b, 1 - step, dtype))
             return result
-        most = b.reduce_max(mask, [-1], keepdims=1)
+        most = b.reduce_max(mask, [-1])
         if dtype is dtypes.f32:
             # What the greatest is below half the lowest number, so that this becomes the greatest; else 0.
             return b.sub(mask, b.create("shrink", [most], {"lambd": -half, "bias": -half}).result)
