@@ -29,9 +29,25 @@ def plan_map(planner: Planner, op: Operation) -> None:
     if order != tuple(range(len(shape))) and _leaves_in_order(planner, op, sources):
         order = tuple(range(len(shape)))
         sources = [planner.contiguous(view) if _is_full(view) else view for view in sources]
+    sources = [turned(planner, source, order) for source in sources]
     targets = [planner.new(result, order) for result in op.results]
     block = op.regions["body"].block
     emit(planner, f"map_{_label(block)}", body_of(block), (signature(block),), sources, targets, cost(block))
+
+
+# From so many elements on, and in squares of this size, an operand is turned rather than gathered.
+_TURNED, _SQUARE = 1 << 14, 4
+
+
+def turned(planner: Planner, view: View, order: Sequence[int]) -> View:
+    """The view, or a copy in `order` if its elements are contiguous along another dim than the last of those."""
+    if view.layout.size < _TURNED or any(s == 0 and n > 1 for s, n in zip(view.strides, view.shape, strict=True)):
+        return view
+    inner = next((axis for axis in reversed(order) if view.shape[axis] > 1), None)
+    if inner is None or view.strides[inner] == 1 or view.shape[inner] < _SQUARE:
+        return view
+    is_contiguous = any(s == 1 and n >= _SQUARE for s, n in zip(view.strides, view.shape, strict=True))
+    return planner.copied(view, order) if is_contiguous else view
 
 
 def emit(

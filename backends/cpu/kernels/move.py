@@ -33,6 +33,8 @@ _LENGTH = {False: 256, True: 64}
 # a page of its own, so processors do not expect them; matrices of 12 MB are turned four times as fast.
 _AHEAD_BYTES = 128
 _LINE_BYTES = 64
+# Rows of so many vectors are written out.
+_SHORT = 8
 # Rows of so many elements can go past the caches.
 _LEAST_STREAMED = 4096
 
@@ -202,8 +204,9 @@ class _CopyBuilder(StridedBuilder):
         together = b.max(b.div(_GRAIN, b.max(inner, 1)), 1)
         pieces = b.div(b.add(inner, _GRAIN - 1), _GRAIN)
         blocks = b.div(b.add(count, b.sub(together, 1)), together)
-        start = b.mul(b.rem(unit, pieces), _GRAIN)
-        stop = b.min(b.add(start, _GRAIN), inner)
+        is_whole = not isinstance(pieces, Value) and pieces == 1
+        start = 0 if is_whole else b.mul(b.rem(unit, pieces), _GRAIN)
+        stop = inner if is_whole else b.min(b.add(start, _GRAIN), inner)
         rest = b.div(unit, pieces)
         outer = range(last - 1)
         indices: dict[int, Operand] = dict(
@@ -236,25 +239,30 @@ class _CopyBuilder(StridedBuilder):
             with b.loop(start, first, self.lanes) as i:
                 move(i, b.tail_mask(b.index(b.sub(first, i)), self.lanes))
             start = first
+        if isinstance(start, int) and isinstance(stop, int) and stop <= _SHORT * self.lanes:
+            self.asks(y, x, strides, stop)
+            for i in range(0, stop, self.lanes):
+                rest = stop - i
+                move(i, None if rest >= self.lanes else b.tail_mask(b.index(rest), self.lanes))
+            return
         step = 4 * self.lanes
         whole = b.add(start, b.mul(b.div(b.sub(stop, start), step), step))
         with b.loop(start, whole, step) as i:
-            for name, place, stride in zip("yx", (y, x), strides, strict=True):
-                if not isinstance(stride, Value) and stride == 1:
-                    self.ask(name, b.add(place, i), step)
+            self.asks(b.add(y, i), b.add(x, i), strides, step)
             for part in range(4):
                 move(b.add(i, part * self.lanes))
         with b.loop(whole, stop, self.lanes) as i:
             move(i, b.tail_mask(b.index(b.sub(stop, i)), self.lanes))
 
-    def ask(self, name: str, place: Operand, count: int) -> None:
-        """Ask for the lines that are needed a little later than `count` elements at `place`."""
-        if name == "y" and self.streams:
-            return
+    def asks(self, y: Operand, x: Operand, strides: Sequence[Operand], count: int) -> None:
+        """Ask for the lines that are needed a little later than `count` elements at y and x."""
         b = self.b
-        place = b.add(place, self.aheads[name])
-        for line in range(max(1, count * self.bytes // _LINE_BYTES)):
-            b.prefetch(b[name], b.add(place, line * (_LINE_BYTES // self.bytes)), writes=name == "y")
+        for name, place, stride in zip("yx", (y, x), strides, strict=True):
+            if isinstance(stride, Value) or stride != 1 or (name == "y" and self.streams):
+                continue
+            place = b.add(place, self.aheads[name])
+            for line in range(max(1, count * self.bytes // _LINE_BYTES)):
+                b.prefetch(b[name], b.add(place, line * (_LINE_BYTES // self.bytes)), writes=name == "y")
 
     def ahead(self, name: str) -> Operand:
         """How far behind elements those lie that are needed a little later: of short rows, in another row."""
