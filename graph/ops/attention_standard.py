@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from ..dims import Dim
     from ..infer import InferenceContext
 
-# In these, half the lowest number still absorbs every score that is not huge itself.
-_WIDE = (dtypes.f32, dtypes.f64, dtypes.bf16)
+# In these, half the lowest number still absorbs every score that is not huge itself. With the distance from 1 to the
+# next number.
+_STEPS = {dtypes.f32: 2.0**-23, dtypes.f64: 2.0**-52, dtypes.bf16: 2.0**-7}
 
 
 class StandardAttention:
@@ -96,7 +97,7 @@ class StandardAttention:
     def _chosen(self, mask: Value, fill: float, dtype: dtypes.DType) -> Value | None:
         """A term to be added that does what the condition does, in rows without a key, too."""
         b = self.b
-        if fill != -np.inf and dtype not in _WIDE:
+        if fill != -np.inf and dtype not in _STEPS:
             return None
         zero = b.const(np.zeros((), dtype.numpy))
         if fill != -np.inf:
@@ -112,20 +113,21 @@ class StandardAttention:
 
     def _guarded(self, mask: Value, dtype: dtypes.DType) -> Value | None:
         """The mask with other numbers in rows that hide all keys: as far from each other, and absorbing the scores."""
-        if dtype not in _WIDE:
+        if dtype not in _STEPS:
             return None
         b = self.b
         half = lowest(dtype.numpy) / 2
         if self.op.attr("masking") == "nan-to-zero":
             # Rows of -inf give zeros as they are; the lowest number only has to be another one, which absorbs, too.
-            step = float(np.spacing(np.ones((), dtype.numpy)))
-            result: Value = b.mul(mask, _number(b, 1 - step, dtype))
+            result: Value = b.mul(mask, _number(b, 1 - _STEPS[dtype], dtype))
             return result
         most = b.reduce_max(mask, [-1])
         if dtype is dtypes.f32:
             # What the greatest is below half the lowest number, so that this becomes the greatest; else 0.
-            return b.sub(mask, b.create("shrink", [most], {"lambd": -half, "bias": -half}).result)
-        return b.add(mask, b.relu(b.sub(_number(b, half, dtype), most)))
+            result = b.sub(mask, b.create("shrink", [most], {"lambd": -half, "bias": -half}).result)
+            return result
+        result = b.add(mask, b.relu(b.sub(_number(b, half, dtype), most)))
+        return result
 
     def _expanded(self, mask: Value) -> Value:
         """The mask with all queries and keys."""
