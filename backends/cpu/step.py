@@ -76,18 +76,17 @@ class StepExecutable(CpuExecutable):
         plan = self._plans[program]
         if plan is None:
             return None
-        places: dict[int, np.ndarray | None] = dict(plan.spare)
-        places.update((output, arrays[position]) for output, position in plan.in_place)
         chosen = [direct.outputs[position] for position in self.signature.choose(wanted)]
-        for output in chosen:
-            places.pop(output, None)
+        places: dict[int, np.ndarray | None] = {**plan.spare, **dict.fromkeys(chosen)}
+        places.update((output, arrays[position]) for output, position in plan.in_place)
         loss = np.empty(*program.outputs[plan.loss])
         places[plan.loss] = loss
         workers = pool(self.threads) if program.parallel and self.threads > 1 else None
         results = program.run(workers, arrays, places, self._recorder, (plan.boundary, lambda: check(loss)))
         for output, name in plan.apart:
             np.copyto(feeds[name], results[output])
-        return {name: results[output] for name, output in zip(wanted, chosen, strict=True)}
+        found = {name: results[output] for name, output in zip(wanted, chosen, strict=True)}
+        return {name: array.copy() if name in self._updates else array for name, array in found.items()}
 
     def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> list[Timed]:
         """As for any model; steps are made one after the other, on copies of the state."""

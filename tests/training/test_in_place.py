@@ -135,6 +135,16 @@ def test_outputs_of_the_model_are_fresh() -> None:
     np.testing.assert_array_equal(scores, kept)
 
 
+def test_next_values_can_be_asked_for() -> None:
+    trainer, (first, second) = train.Trainer(a_step(optimizer=train.SGD(0.1))), batches(2)
+    found = trainer.run(first, ["0.weight_next", "step_next"])
+    np.testing.assert_array_equal(found["0.weight_next"], trainer.state["0.weight"])
+    assert found["step_next"] == trainer.state["step"] == 1
+    kept = found["0.weight_next"].copy()
+    trainer.step(second)
+    np.testing.assert_array_equal(found["0.weight_next"], kept)
+
+
 def test_profile_of_a_step(tmp_path: Path) -> None:
     step = a_step(optimizer=train.Adam())
     trainer, (batch,) = train.Trainer(step), batches(1)
