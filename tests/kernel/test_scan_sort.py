@@ -10,7 +10,7 @@ import pytest
 from loop_running import WIDTHS, run_both, run_compiled
 
 from tilewright.backends.cpu.kernels.scan import Scan, build_scan, scan_arguments, scan_units
-from tilewright.backends.cpu.kernels.sort import Sort, build_sort, sort_arguments, sort_scratch, sort_units
+from tilewright.backends.cpu.kernels.sort import FEW, Sort, build_sort, sort_arguments, sort_scratch, sort_units
 from tilewright.backends.cpu.kernels.strided import View, split_rows
 from tilewright.backends.cpu.machine import machine_of_width
 from tilewright.graph.dtypes import from_numpy
@@ -75,7 +75,7 @@ def check(x: np.ndarray, k: int, largest: bool, static: bool = True, both: bool 
         numbers: Any = (outer, x.shape[-1], k)
     else:
         numbers = ((None,) * len(outer), None, None)
-    for few in [True, False] if k <= 64 else [False]:
+    for few in [True, False] if k <= FEW else [False]:
         kernel = Sort(from_numpy(x.dtype), *numbers, *strides, largest, few)
         room = np.zeros(sort_scratch(kernel, x.shape[-1]), np.int64)
         known: dict[str, Any] = {"y": y.reshape(-1), "i": i.reshape(-1), "x": x.reshape(-1), "scratch": room}
@@ -108,6 +108,7 @@ def test_many(largest: bool) -> None:
     check(x, 3001, largest, both=False)
     check(x, 50, largest, both=False)
     check(x, 700, largest, both=False)
+    check(x, 128, largest, both=False)
     check(random.integers(0, 50, (2, 3000)), 100, largest, static=False, both=False)
     check(random.integers(0, 3, (2, 300)).astype(np.float32), 70, largest)
 

@@ -22,8 +22,11 @@ from ....graph.module import Module
 from ..machine import Machine
 from .strided import Size, StridedBuilder, argument_names
 
-# Up to so many are found by insertion.
-FEW = 64
+# Up to so many are found by insertion, in a list of so many keys and one of as many places. Before each list there is
+# room for the element before its first one.
+FEW = 128
+_GUARD = 8
+_KEYS, _PLACES = _GUARD, FEW + 2 * _GUARD
 # Of many, keys are counted by so many first bits.
 _FIRST_BITS = 11
 
@@ -33,7 +36,7 @@ class Sort:
     """The first `k` of each row in ascending order, or descending if `largest`.
 
     Strides of x, values y and indices i are along the outer dims and the sorted dim, which is last in each. `few` says
-    that k is at most 64; then insertion is used.
+    that k is at most 128 (`FEW`); then insertion is used.
     """
 
     dtype: DType
@@ -68,7 +71,7 @@ def sort_units(outer: Sequence[int]) -> int:
 
 def sort_scratch(kernel: Sort, row: int) -> int:
     """Numbers (i64) of memory of its own that each thread needs."""
-    return 2 * FEW if kernel.few else 4 * row
+    return 2 * (FEW + _GUARD) if kernel.few else 4 * row
 
 
 def key_dtype(dtype: DType) -> DType:
@@ -89,20 +92,21 @@ class _SortBuilder(StridedBuilder):
         buffers = {"y": kernel.dtype, "i": i64, "x": kernel.dtype, "scratch": i64}
         super().__init__(name, machine, buffers, sort_sizes(kernel), self.key)
         self.kernel = kernel
+        # Lanes of the lists of a few.
+        self.wide = machine.lanes(i64)
         self.dims = [f"outer{axis}" for axis in range(len(kernel.outer))]
 
     def units(self) -> None:
         b = self.b
-        room: Operand = 2 * FEW if self.kernel.few else b.mul(self.size("row0"), 4)
+        room: Operand = 2 * (FEW + _GUARD) if self.kernel.few else b.mul(self.size("row0"), 4)
         own = b.view(b["scratch"], b.mul(b["thread"], room))
         found, filled = b.alloc(self.key, self.lanes), b.alloc(i64, 1)
         with b.loop(b["begin"], b["end"]) as unit:
             indices = self.unravel(unit, self.dims)
             x = self.place("x", "outer", indices)
             if self.kernel.few:
-                keys, places = own, b.view(own, FEW)
-                self.insert_all(x, keys, places, found, filled)
-                self.give(x, indices, lambda n, places=places: b.load(places, n))
+                self.insert_all(x, own, found, filled)
+                self.give(x, indices, lambda n, own=own: b.load(own, b.add(n, _PLACES)))
             else:
                 self.merge_sort(x, indices, own)
 
@@ -136,39 +140,55 @@ class _SortBuilder(StridedBuilder):
 
     # ---- a few -------------------------------------------------------------------------------------------------------
 
-    def insert_all(self, x: Operand, keys: Value, places: Value, found: Value, filled: Value) -> None:
-        """The k lowest keys and their places, in order; `filled[0]` counts them."""
+    def insert_all(self, x: Operand, own: Value, found: Value, filled: Value) -> None:
+        """The k lowest keys and their places, in order, in lists in `own`; `filled[0]` counts them."""
         b, length, k = self.b, self.size("row0"), self.size("k")
         stride = self.stride("x", "outer", len(self.dims))
         b.store(0, filled, 0)
+        with b.loop(0, self.room(), self.wide) as slot:
+            b.store(b.constant(2**63 - 1, types.vector(i64, self.wide)), own, b.add(slot, _KEYS))
         with b.loop(0, length, self.lanes) as i:
             mask = b.tail_mask(b.index(b.sub(length, i)), self.lanes)
             vector = self.keys(self.load("x", b.add(x, b.mul(i, stride)), stride, mask))
             is_open = b.lt(b.load(filled, 0), k)
-            last = b.broadcast(b.load(keys, b.max(b.sub(k, 1), 0)), self.lanes)
+            last = b.broadcast(self.last(own), self.lanes)
             chosen = b.or_(b.lt(b.cast(vector, i64), last), b.broadcast(is_open, self.lanes))
             with b.when(b.lt(0, b.reduce("max", b.cast(b.and_(chosen, mask), i32)))):
                 b.store(vector, found, 0)
                 with b.loop(0, b.min(b.sub(length, i), self.lanes)) as lane:
-                    self.insert(b.cast(b.load(found, lane), i64), b.add(i, lane), keys, places, filled)
+                    self.insert(b.cast(b.load(found, lane), i64), b.add(i, lane), own, filled)
 
-    def insert(self, key: Value, place: Value, keys: Value, places: Value, filled: Value) -> None:
+    def room(self) -> Operand:
+        """Whole vectors of the list that k elements take."""
+        return self.b.mul(self.b.div(self.b.add(self.size("k"), self.wide - 1), self.wide), self.wide)
+
+    def last(self, own: Value) -> Value:
+        """The k-th key of the list."""
+        b = self.b
+        return b.load(own, b.add(b.max(b.sub(self.size("k"), 1), 0), _KEYS))
+
+    def insert(self, key: Value, place: Value, own: Value, filled: Value) -> None:
         """Put a key behind those that are not above it. If the list is full, the last one falls out."""
-        b, k = self.b, self.size("k")
+        b, k, wide = self.b, self.size("k"), self.wide
         count = b.load(filled, 0)
         is_open = b.lt(count, k)
-        with b.when(b.or_(is_open, b.lt(key, b.load(keys, b.max(b.sub(k, 1), 0))))):
-            with b.loop(0, count, 1, [b.constant(0, types.scalar(i64))]) as state:
-                state.yields([b.add(state[0], b.cast(b.le(b.load(keys, state.index), key), i64))])
-            position = state.results[0]
-            end = b.min(count, b.sub(k, 1))
-            with b.loop(position, end) as index:
-                at = b.sub(b.sub(b.add(position, end), 1), index)
-                b.store(b.load(keys, at), keys, b.add(at, 1))
-                b.store(b.load(places, at), places, b.add(at, 1))
-            b.store(key, keys, position)
-            b.store(place, places, position)
-            b.store(b.add(end, 1), filled, 0)
+        with b.when(b.or_(is_open, b.lt(key, self.last(own)))):
+            end, mine = self.room(), b.broadcast(key, wide)
+            with b.loop(0, end, wide, [b.constant(0, types.vector(i64, wide))]) as state:
+                below = b.le(b.load(own, b.add(state.index, _KEYS), wide), mine)
+                state.yields([b.add(state[0], b.cast(below, i64))])
+            # Of the largest key that there is, free places are not above it, either.
+            position = b.min(b.reduce("add", state.results[0]), count)
+            first = b.mul(b.div(position, wide), wide)
+            with b.loop(first, end, wide) as passed:
+                # From the end, since each vector takes in the last element of the one before it.
+                at = b.sub(b.sub(b.add(first, end), wide), passed)
+                lane = b.add(b.iota(wide), at)
+                for start, new in ((_KEYS, key), (_PLACES, place)):
+                    moved = b.select(b.eq(lane, position), new, b.load(own, b.add(at, start - 1), wide))
+                    kept = b.load(own, b.add(at, start), wide)
+                    b.store(b.select(b.lt(lane, position), kept, moved), own, b.add(at, start))
+            b.store(b.min(b.add(count, 1), k), filled, 0)
 
     # ---- many --------------------------------------------------------------------------------------------------------
 
