@@ -142,6 +142,15 @@ def test_concatenating_filling_broadcasting_and_flipping() -> None:
     check(numbers(12, 20, 3)[::2], target[..., ::-1])
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float64])
+def test_every_second_element_and_the_last_one_first(dtype: Any, width: int) -> None:
+    """Whole vectors and a rest; the source ends with the last element that is read."""
+    source = numbers(2, 289, dtype=dtype)
+    check(source[:, ::2], np.zeros((2, 145), dtype), width)
+    check(source[:, ::-1], np.zeros((2, 289), dtype), width)
+
+
 @pytest.mark.parametrize("shape", [(0, 4), (), (1, 1)])
 def test_little_or_nothing(shape: tuple[int, ...]) -> None:
     source, target = numbers(*shape), np.zeros(shape, np.float32)

@@ -137,8 +137,20 @@ class StridedBuilder:
             return self.widened(b.load(buffer, place, self.lanes, mask))
         if not isinstance(stride, Value) and stride == 0:
             return b.broadcast(self.widened(b.load(buffer, place)), self.lanes)
+        if mask is None and not isinstance(stride, Value) and stride in (-1, 2) and self.lanes > 1:
+            return self.widened(self.shuffled(buffer, place, int(stride)))
         indices = b.add(b.mul(b.iota(self.lanes), stride), place)
         return self.widened(b.gather(buffer, indices, mask))
+
+    def shuffled(self, buffer: Value, place: Operand, stride: int) -> Value:
+        """A vector of every second element, or of the elements in front of each other: several times as fast as a
+        gather. Nothing is read but what lies between the first and the last one."""
+        b, lanes = self.b, self.lanes
+        if stride == -1:
+            vector = b.load(buffer, b.sub(place, lanes - 1), lanes)
+            return b.shuffle(vector, vector, range(lanes)[::-1])
+        low, high = (b.load(buffer, b.add(place, start), lanes) for start in (0, lanes - 1))
+        return b.shuffle(low, high, [i if i < lanes else i + 1 for i in range(0, 2 * lanes, 2)])
 
     def store(self, value: Any, name: str, place: Operand, stride: Operand, mask: Value | None = None) -> None:
         """Put a vector at `place`, `place + stride`, ..., as the buffer's dtype."""
