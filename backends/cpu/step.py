@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...graph.core import Block, Operation, Value
+from ...graph.evaluator import captures
 from ...graph.kernel.kernel_base import ViewOp, extras_of
 from ...graph.module import Module
 from ...graph.rewriter import Rewriter
 from ...graph.types import TensorType
-from .executable import CpuExecutable
+from .executable import CpuExecutable, is_control_flow
 from .profile import Recorder, Timed
 from .program import Program
 from .runtime import pool
@@ -35,6 +36,7 @@ class StepExecutable(CpuExecutable):
     def __init__(self, module: Module, threads: int | None, updates: Mapping[str, str], loss: str) -> None:
         self._updates, self._loss = dict(updates), loss
         self._plans: dict[Program, _Plan | None] = {}
+        self._chosen: dict[tuple[str, ...], list[int]] = {}
         super().__init__(module, threads)
 
     def _split(self, block: Block, planned: Any) -> None:
@@ -76,7 +78,11 @@ class StepExecutable(CpuExecutable):
         plan = self._plans[program]
         if plan is None:
             return None
-        chosen = [direct.outputs[position] for position in self.signature.choose(wanted)]
+        names = tuple(wanted)
+        chosen = self._chosen.get(names)
+        if chosen is None:
+            chosen = [direct.outputs[position] for position in self.signature.choose(names)]
+            self._chosen[names] = chosen
         places: dict[int, np.ndarray | None] = {**plan.spare, **dict.fromkeys(chosen)}
         places.update((output, arrays[position]) for output, position in plan.in_place)
         loss = np.empty(*program.outputs[plan.loss])
@@ -159,7 +165,8 @@ def hoist_updates(block: Block, pairs: Mapping[Value, Value], loss: Value, modul
         keys[op] = order[op]
         if order[op] <= known or (order[op] < start and not _is_number(op)):
             continue
-        before = [value.producer for value in op.operand_values if value.producer is not None]
+        inside = captures(op) if is_control_flow(op) else ()
+        before = [value.producer for value in (*op.operand_values, *inside) if value.producer is not None]
         for old in old_values.get(op, ()):
             before += [reader for reader in readers(old) if reader is not op]
         keys[op] = max([known, *(keys[each] for each in before if each in keys)])

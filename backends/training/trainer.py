@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,7 @@ class Trainer:
         return found
 
     def _check_loss(self, loss: Any) -> None:
-        if not np.isfinite(loss).all():
+        if not math.isfinite(loss.item()):
             self._check({}, loss, {})
 
     def check_classes(self, batch: Mapping[str, Any]) -> None:
