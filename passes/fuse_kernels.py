@@ -25,7 +25,7 @@ from ..graph.kernel.integer_ops import INTEGER_PRODUCTS
 from ..graph.kernel.kernel_base import KernelOp
 from ..graph.location import fuse
 from ..graph.lowerings.builder import KernelBuilder, dtype_of
-from ..graph.types import TensorType
+from ..graph.types import TensorType, Type
 from .base import Pass
 from .join_maps import is_short, join_with_source
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # More operands than this make a kernel's addresses take all registers.
 MAX_OPERANDS = 12
+# A map of at most so many operations may be computed by each of its readers.
+CHEAP = 3
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,8 @@ def _into_consumer(op: Operation, fuser: Fuser) -> bool:
         if inner is None or inner.name != "kernel.map" or len(inner.results) != 1 or inner.parent is not op.parent:
             continue
         is_shared = set(value.users) != {op}
-        if (is_shared and not _widens_bytes(inner)) or value in extras or not _covers(value, op, sources):
+        is_repeated = _widens_bytes(inner) or _is_cheap(inner)
+        if (is_shared and not is_repeated) or value in extras or not _covers(value, op, sources):
             continue
         if dtype_of(value).bits == 8 and _follows_integers(inner):
             continue
@@ -167,6 +170,38 @@ def _widens_bytes(op: Operation) -> bool:
     )  # fmt: skip
 
 
+def _is_cheap(op: Operation) -> bool:
+    """Whether each reader of a map may as well compute it: of one tensor of its size, which others read, too, and of
+    smaller ones, such as the mean of each row; and whether all that read it are kernels that can do so."""
+    whole = op.result.type
+    tensors = [value for value in op.operand_values if value.type == whole]
+    smaller = [value.type for value in op.operand_values if value.type != whole]
+    if len(tensors) != 1 or not isinstance(whole, TensorType) or cost(op.regions["body"].block) > CHEAP:
+        return False
+    if not all(_fits(type, whole) and _is_smaller(type, whole) for type in smaller):
+        return False
+    readers = {user.name for user in op.result.users}
+    return len(set(tensors[0].users)) > 1 and readers <= {"kernel.map", "kernel.reduce", "kernel.rows"}
+
+
+def _is_smaller(type: Type, whole: TensorType) -> bool:
+    """Whether a tensor that is broadcast to `whole` surely has fewer elements, unless that has one."""
+    assert isinstance(type, TensorType)
+    assert type.shape is not None
+    assert whole.shape is not None
+    missing = len(whole.shape) - len(type.shape)
+    return missing > 0 or any(size == 1 != full for size, full in zip(type.shape, whole.shape, strict=True))
+
+
+def _fits(type: Type, whole: TensorType) -> bool:
+    """Whether a tensor is broadcast to the shape of `whole`."""
+    if not isinstance(type, TensorType) or type.shape is None or whole.shape is None:
+        return False
+    missing = len(whole.shape) - len(type.shape)
+    pairs = zip(type.shape, whole.shape[max(missing, 0) :], strict=False)
+    return missing >= 0 and all(size in (1, full) for size, full in pairs)
+
+
 def _composed(
     outer: Region | None, sources: Sequence[Value], inner: Operation, value: Value, merged: Sequence[Value]
 ) -> Block:
@@ -191,9 +226,8 @@ def _covers(value: Value, op: Operation, sources: Sequence[Value]) -> bool:
     """Whether `value` is of the whole shape that `op` works on, so that fusing computes nothing twice."""
     assert isinstance(value.type, TensorType)
     whole = op.results[0].type if op.name in ("kernel.map", "kernel.rows") else None
-    if whole is None:  # a reduction: the only source, or all of one shape
-        shapes = {source.type.shape for source in sources if isinstance(source.type, TensorType)}
-        return len(shapes) == 1
+    if whole is None:  # a reduction: of the shape that all sources are broadcast to
+        return all(_fits(source.type, value.type) for source in sources)
     return isinstance(whole, TensorType) and value.type.shape == whole.shape
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 THREADS_VARIABLE = "TILEWRIGHT_THREADS"
 
 # From what was imported to kernels.
-PIPELINE = "O2,integer-products,expand-legacy,lower-to-kernels,fuse-kernels,byte-tables,dce"
+PIPELINE = "O2,integer-products,expand-legacy,lower-to-kernels,cse,fuse-kernels,byte-tables,dce"
 
 _NO_ARRAYS: Mapping[Any, np.ndarray] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,18 @@ def _in(b: GradientBuilder, value: Value, like: Value) -> Value:
     return result
 
 
+def _count(b: GradientBuilder, x: Value) -> Value:
+    """How many elements a channel of x has, in the dtype of x."""
+    shape = b.known_shape(x)
+    known = [size for axis, size in enumerate(shape) if axis != 1 and isinstance(size, int)]
+    if len(known) == len(shape) - 1:
+        number: Value = b.number(x, float(math.prod(known)))
+        return number
+    channels = b.create("shape", [x], {"start": 1, "end": 2}).result
+    count: Value = b.cast(b.div(b.size(x), channels), to=b.dtype(x))
+    return count
+
+
 @gradient_of("BatchNormalization")
 def batch_normalization(op: Operation, grads: Sequence[Value | None], b: GradientBuilder) -> Sequence[Adjoint] | None:
     """In training mode the statistics depend on x (Ioffe and Szegedy 2015, section 3):
@@ -96,14 +109,19 @@ def batch_normalization(op: Operation, grads: Sequence[Value | None], b: Gradien
     def total(value: Value, like: Value) -> Value:
         return _in(b, b.reduce_sum(value, axes, keepdims=0), like)
 
-    to_scale = total(b.mul(grad, normal), scale) if b.needs(scale) else None
-    to_bias = total(grad, bias) if b.needs(bias) else None
     if training:
+        sums = [b.reduce_sum(each, axes, keepdims=1) for each in (grad, b.mul(grad, normal))]
+        to_bias, to_scale = (
+            _in(b, b.squeeze(each, axes), like) if b.needs(like) else None
+            for each, like in zip(sums, (bias, scale), strict=True)
+        )
         to_x = None
         if b.needs(x):
-            spread = b.mul(normal, b.reduce_mean(b.mul(grad, normal), axes, keepdims=1))
-            to_x = b.mul(factor, b.sub(b.sub(grad, b.reduce_mean(grad, axes, keepdims=1)), spread))
+            means = [b.div(each, _count(b, x)) for each in sums]
+            to_x = b.mul(factor, b.sub(b.sub(grad, means[0]), b.mul(normal, means[1])))
         return [to_x, to_scale, to_bias, None, None]
+    to_scale = total(b.mul(grad, normal), scale) if b.needs(scale) else None
+    to_bias = total(grad, bias) if b.needs(bias) else None
     to_mean = b.neg(total(b.mul(grad, factor), mean)) if b.needs(op.operands[3]) else None
     to_variance = None
     if b.needs(op.operands[4]):
