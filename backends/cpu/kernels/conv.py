@@ -50,7 +50,7 @@ from .image import (
     tile_strides,
 )
 from .pack import packed_panels
-from .tile import Epilogue, EpilogueOperand, Size, Target, Tile, epilogue_body
+from .tile import Epilogue, EpilogueOperand, Size, Target, Tile, finishing_body
 
 # Of an image with at most so many tiles, the filters of the next panel are fetched while this one is used.
 PREFETCH_TILES = 48
@@ -272,7 +272,9 @@ class _ConvBuilder:
         self.parts = list(part_bounds(conv, tiling))
         operands = tuple(EpilogueOperand(o.name, o.dtype, None, o.layout.channel or 0) for o in conv.epilogue.operands)
         epilogue = Epilogue(operands, conv.epilogue.body)
-        self.body = epilogue_body(self.b, "epilogue", epilogue, tiling.lanes, self.computed)
+        self.body = finishing_body(
+            self.b, "epilogue", epilogue, tiling.vectors, tiling.lanes, self.computed, conv.dtype
+        )  # fmt: skip
         self.functions: dict[tuple[int, ...], str] = {}
         self.prefetches = _tile_count(conv, tiling) <= PREFETCH_TILES and not tiling.panels_outside
 

@@ -46,7 +46,7 @@ from .image import (
     tile_strides,
 )
 from .pack import on_cache_lines
-from .tile import Epilogue, EpilogueOperand, Given, Size, Target, Tile, epilogue_body
+from .tile import Epilogue, EpilogueOperand, Given, Size, Target, Tile, finishing_body
 
 UNROLLED = 64
 # Sums of up to so many products of bytes fit into 22 bits, as far as a float can be rounded by adding to it.
@@ -208,7 +208,9 @@ class _DepthwiseBuilder:
             EpilogueOperand(o.name, o.dtype, None, o.layout.channel or 0) for o in kernel.epilogue.operands
         )
         epilogue = Epilogue(operands, kernel.epilogue.body)
-        self.body = epilogue_body(self.b, "epilogue", epilogue, tiling.lanes, self.computed)
+        self.body = finishing_body(
+            self.b, "epilogue", epilogue, 1, tiling.lanes, self.computed, self.buffers["y"]
+        )  # fmt: skip
         self.functions: dict[tuple[int, int], str] = {}
         self.tap = _padded(kernel, tiling)
 
