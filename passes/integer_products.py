@@ -248,6 +248,31 @@ class JoinIntegers(OpRule):
         return b.create("dequantize_linear", [joined, *first.operands[1:]], dict(first.attributes)).result
 
 
+class QuantizeParts(OpRule):
+    """quantize_linear(concat(x, ...)) -> concat(quantize_linear(x), ...), if a part was dequantized"""
+
+    exactness = "bit-exact"
+    root = ("quantize_linear",)
+
+    def when(self, m: Match) -> Verdict:
+        joined = m.root.operand_values[0].producer
+        if joined is None or joined.name != "concat" or joined.result.use_count != 1:
+            return m.fail("what is quantized was not joined for that alone")
+        if not is_one(m, m.root.operand_values[1]) or not is_one(m, m.root.input(2)):
+            return m.fail("there are several scales", m.root.operand_values[1])
+        names = [value.producer.name for value in joined.operand_values if value.producer is not None]
+        return "dequantize_linear" in names or m.fail("no part was dequantized")
+
+    def build(self, b: OpBuilder, m: Match) -> Value:
+        joined = m.root.operand_values[0].producer
+        assert joined is not None
+        parts = [
+            b.create("quantize_linear", [part, *m.root.operands[1:]], dict(m.root.attributes)).result
+            for part in joined.operand_values
+        ]
+        return b.create("concat", parts, dict(joined.attributes)).result
+
+
 class QuantizedAgain(Rule):
     """quantize_linear(dequantize_linear(x)) -> x, if both have one scale and zero point"""
 
@@ -304,4 +329,7 @@ class IntegerProducts(RulePass):
 
     name = "integer-products"
     exactness = "reassociates"
-    rules = (IntegerConv, IntegerMatMul, IntegerGemm, MoveIntegers, JoinIntegers, QuantizedAgain, DequantizedConstant)
+    rules = (
+        IntegerConv, IntegerMatMul, IntegerGemm, MoveIntegers, JoinIntegers, QuantizeParts, QuantizedAgain,
+        DequantizedConstant,
+    )  # fmt: skip

@@ -304,6 +304,7 @@ def _patches(x: View, y: View, geometry: Geometry, groups: int, static: bool) ->
 
 def _multiply(planner: Planner, op: Operation, factors: Factors) -> None:
     """Call the kernel for all matrices of the batch."""
+    planner.keep_apart(op.result)
     a, c, patches = factors.a, factors.c, factors.patches
     *batch, m, n = c.shape
     k = factors.b.shape[-2]
