@@ -153,7 +153,7 @@ class Layer:
         for name, parameter in self.named():
             if name not in values:
                 continue
-            array = np.asarray(values[name], np.float32)
+            array = np.array(values[name], np.float32)  # a trainer goes on changing its own
             if array.shape != parameter.shape:
                 raise UsageError("nn/shape", f"{name!r} has shape {parameter.shape}, its new value {array.shape}")
             parameter.value = array

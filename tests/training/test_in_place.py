@@ -135,6 +135,20 @@ def test_outputs_of_the_model_are_fresh() -> None:
     np.testing.assert_array_equal(scores, kept)
 
 
+def test_what_is_taken_out_stays_as_it_was() -> None:
+    net = network().initialize(seed=1).train()
+    model = net.to_model(x=f32["n", INPUTS])
+    trainer, (first, second) = train.Trainer(train.step(model, optimizer=train.SGD(0.1))), batches(2)
+    trainer.step(first)
+    then = trainer.parameters
+    loaded, trained = network().load(trainer.state), trainer.trained(model)
+    trainer.step(second)
+    assert not np.array_equal(trainer.state["0.weight"], then["0.weight"])
+    np.testing.assert_array_equal(loaded.parameters()["0.weight"], then["0.weight"])
+    found = {op.result.name: op.attr("value").numpy() for op in trained.main.block if op.name == "const"}
+    np.testing.assert_array_equal(found["0.weight"], then["0.weight"])
+
+
 def test_next_values_can_be_asked_for() -> None:
     trainer, (first, second) = train.Trainer(a_step(optimizer=train.SGD(0.1))), batches(2)
     found = trainer.run(first, ["0.weight_next", "step_next"])
