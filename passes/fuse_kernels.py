@@ -245,10 +245,6 @@ _ROOTS = (
 )
 
 
-# Those whose results may be of another dtype than what they compute.
-_OF_ANY_DTYPE = INTEGER_PRODUCTS | {"kernel.rows"}
-
-
 def _into_producer(op: Operation, fuser: Fuser) -> bool:
     """Make the map `op` the epilogue of a kernel that only it reads."""
     if op.name != "kernel.map" or len(op.results) != 1:
@@ -381,4 +377,6 @@ def _can_finish(value: Value, op: Operation) -> bool:
     whole = op.result.type
     if not isinstance(whole, TensorType) or value.type.shape != whole.shape:
         return False
-    return value.type.dtype is whole.dtype or root.name in _OF_ANY_DTYPE
+    if root.name == "kernel.rows" and whole.dtype in (u8, i8):
+        return True
+    return value.type.dtype is whole.dtype or root.name in INTEGER_PRODUCTS

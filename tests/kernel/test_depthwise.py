@@ -23,7 +23,7 @@ from tilewright.backends.cpu.kernels.depthwise import (
 )
 from tilewright.backends.cpu.kernels.image import BY_CHANNEL, ImageEpilogue, ImageOperand, Layout, Window
 from tilewright.backends.cpu.machine import machine_of_width
-from tilewright.graph.dtypes import DType, bf16, f16, f32, f64
+from tilewright.graph.dtypes import DType, bf16, f16, f32, f64, i8, i32, u8
 from tilewright.graph.kernel.interpreter import run_loops
 
 random = np.random.default_rng(8)
@@ -165,3 +165,32 @@ def test_work_can_be_shared_out_anywhere(blocks: Blocks, parts: int) -> None:
         share = {"begin": thread * units // parts, "end": (thread + 1) * units // parts, "thread": thread}
         run_loops(module, [share.get(name, value) for name, value in zip(names, given, strict=True)])
     case.check(case.y.flat)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", [u8, i8], ids=str)
+@pytest.mark.parametrize("channels", [3, 21])
+def test_bytes(channels: int, dtype: DType, width: int) -> None:
+    """Exact sums of bytes less their zero point, which lies around the image, too; extremes among them."""
+    low = 0 if dtype is u8 else -128
+    x = random.integers(low, low + 256, (2, channels, 1, 7, 6)).astype(dtype.numpy)
+    x[0, 0], x[1, 0] = low, low + 255
+    w = random.choice([-128, 127, 3], (channels, 1, 1, 3, 3)).astype(np.float32)
+    zero, window, pad = low + 9, Window.of((3, 3), (2, 1)), (0, 1, 1)
+    expected = convolution(
+        x.astype(np.float64) - zero, w.astype(np.float64), window.strides, (1, 1, 1), pad, pad, channels
+    )
+    source, target = of_images(x, pad, pad, fill=zero), image_buffer(expected.shape, np.int32)
+    planes, rows, pixels = expected.shape[2:]
+    kernel = Depthwise(window, channels, dtype, planes, rows, pixels, Layout(), Layout(), result=i32)
+    tiling = choose_depthwise_tiling(kernel, machine_of_width(width))
+    known = {
+        "x": source.flat, "y": target.flat, "w": packed_taps(w, kernel, tiling), "zero": np.array([zero], dtype.numpy),
+        "images": 2, "row_blocks": 1, "channel_blocks": 1, **source.named("x"), **target.named("y"), "begin": 0,
+        "thread": 0, "end": depthwise_units(2, planes, WHOLE),
+    }  # fmt: skip
+    names = depthwise_arguments(kernel)
+    module = build_depthwise("depthwise", kernel, tiling)
+    for each in run_both(module, [known[name] for name in names], width):
+        result = ImageBuffer(each[names.index("y")], target.strides, target.shape)
+        assert np.array_equal(result.images(), expected)
