@@ -14,7 +14,7 @@ import numpy as np
 from .. import opdef
 from ..opdef import AttributeSpec, Trait, op
 from ..ops.resize_numeric import resized
-from .kernel_base import KernelOp, Known
+from .kernel_base import KernelOp, Known, checked_axis
 
 if TYPE_CHECKING:
     from ..core import Operation
@@ -34,10 +34,7 @@ class AsInOnnx(KernelOp):
 
 
 def _axis(op: Operation, rank: int) -> int:
-    axis = int(op.attr("axis"))
-    if not -rank <= axis < rank:
-        raise ValueError(f"there is no dim {axis} among {rank}")
-    return axis % rank
+    return checked_axis(int(op.attr("axis")), rank)
 
 
 @op("gather", domain="kernel")
@@ -141,7 +138,7 @@ class Pad(AsInOnnx):
     def widths(self, op: Operation, rank: int, known: Known) -> list[tuple[int, int]]:
         """How many elements there are before and after each dim."""
         pads = [int(pad) for pad in known(1)]
-        axes = [int(axis) % rank for axis in known(3)] if op.input(3) is not None else list(range(rank))
+        axes = [checked_axis(int(axis), rank) for axis in known(3)] if op.input(3) is not None else list(range(rank))
         if len(pads) != 2 * len(axes):
             raise ValueError(f"{len(pads)} pads for {len(axes)} dims")
         widths = [(0, 0)] * rank
@@ -211,6 +208,7 @@ class Scan(KernelOp):
     fixed = 2
 
     def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        checked_axis(int(np.reshape(known(1), -1)[0]), max(1, len(shapes[0])))
         return [shapes[0]]
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:

@@ -142,6 +142,13 @@ def kernel_fault(op: Operation, message: str) -> TypeInferenceError:
     return TypeInferenceError("kernel/type", f"{op.name} {message}")
 
 
+def checked_axis(axis: int, rank: int) -> int:
+    """The dim that an axis of ONNX names, which may count from the end. Raises ValueError if there is none."""
+    if not -rank <= axis < rank:
+        raise ValueError(f"there is no dim {axis} among {rank}")
+    return axis % rank
+
+
 def product_of(shape: Sequence[int]) -> int:
     return math.prod(shape)
 

@@ -211,6 +211,7 @@ def asinh(b: LoopBuilder, x: Value) -> Value:
 def acosh(b: LoopBuilder, x: Value) -> Value:
     over = b.sub(x, 1)
     near = log1p(b, b.add(over, b.sqrt(b.fma(over, over, b.mul(over, 2)))))
+    near = b.select(b.lt(over, 0), _constant(b, math.nan, x), near)  # below -1 the root is one of a positive number
     return b.select(b.lt(x, _HUGE), near, _log_of_double(b, x))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..opdef import Trait, op
 from ..types import TensorType
-from .kernel_base import KernelOp, Known, ViewOp, product_of
+from .kernel_base import KernelOp, Known, ViewOp, checked_axis, product_of
 from .strided import Strided, broadcast_shapes
 
 if TYPE_CHECKING:
@@ -51,13 +51,14 @@ class Reshape(ViewOp):
         match how:
             case "squeeze":
                 rank = len(shape)
-                dropped = {axis % rank for axis in axes} if axes else {a for a, n in enumerate(shape) if n == 1}
+                named = axes or [axis for axis, size in enumerate(shape) if size == 1]
+                dropped = {checked_axis(axis, rank) for axis in named}
                 if any(shape[axis] != 1 for axis in dropped):
                     raise ValueError(f"cannot squeeze the dims {list(axes)} of {list(shape)}")
                 return tuple(n for axis, n in enumerate(shape) if axis not in dropped)
             case "unsqueeze":
                 rank = len(shape) + len(axes)
-                added = {axis % rank for axis in axes}
+                added = {checked_axis(axis, rank) for axis in axes}
                 rest = iter(shape)
                 return tuple(1 if axis in added else next(rest) for axis in range(rank))
             case "flatten":
@@ -130,7 +131,7 @@ class Slice(ViewOp):
         axes = known(3).reshape(-1).tolist() if op.input(3) is not None else range(len(starts))
         steps = known(4).reshape(-1).tolist() if op.input(4) is not None else [1] * len(starts)
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-            axis = int(axis) % operand.rank
+            axis = checked_axis(int(axis), operand.rank)
             first, count = taken_by_slice(start, end, int(step), operand.shape[axis])
             operand = operand.sliced(axis, first, count, int(step))
         return operand

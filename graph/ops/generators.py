@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from ..infer import InferenceContext, SymbolicArray
 
 
+# Beyond any machine's memory.
+_MOST_ELEMENTS = 1 << 48
+
+
 @op("Range")
 class Range(TensorOp):
     """start, start + delta, ... up to but without limit: max(ceil((limit - start) / delta), 0) elements."""
@@ -78,6 +82,9 @@ class Range(TensorOp):
         if not delta:
             raise ExecutionError("run/range", "range has a step of 0")
         if start.dtype.kind in "iu":
+            count = max(-((int(start) - int(limit)) // int(delta)), 0)
+            if count > _MOST_ELEMENTS:  # numpy gives nothing where the count itself overflows
+                raise ExecutionError("run/range", f"a range of {count} elements fits into no memory")
             return np.arange(int(start), int(limit), int(delta), dtype=start.dtype)
         if start.dtype.itemsize < 4:
             return super().evaluate(op, *operands)

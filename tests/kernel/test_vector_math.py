@@ -22,7 +22,9 @@ from tilewright.graph.module import Module
 NUMPY = {"asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh", "asin": "arcsin", "acos": "arccos",
          "atan": "arctan"}  # fmt: skip
 COUNT = 1 << 16
-EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, math.inf, -math.inf, math.nan, 1e-30, -1e-30, 1e-42, 88.5, -88.5, 2.0, -2.0]
+# As many as fill vectors.
+EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, math.inf, -math.inf, math.nan, 1e-30, -1e-30, 1e-42, 88.5, -88.5, 2.0, -2.0,
+         9e8, -9e8, 3.0, -3.0, 1e-3, -1e-3, 0.99, -0.99, 10.0, -10.0, 7.5, -7.5, 0.25, -0.25, 1e4, -1e4]  # fmt: skip
 
 
 def module_of(name: str, dtype: DType, lanes: int) -> Module:
