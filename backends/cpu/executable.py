@@ -48,6 +48,9 @@ THREADS_VARIABLE = "TILEWRIGHT_THREADS"
 # From what was imported to kernels.
 PIPELINE = "O2,integer-products,expand-legacy,lower-to-kernels,cse,fuse-kernels,byte-tables,dce"
 
+# So many plans are remembered, and so many things that make plans; the oldest are forgotten.
+MOST_PLANS, MOST_SOURCES = 512, 64
+
 _NO_ARRAYS: Mapping[Any, np.ndarray] = {}
 
 
@@ -131,7 +134,8 @@ class CpuExecutable(Executable):
             with self._lock:
                 found = self._programs.get(key)
                 if found is None:
-                    found = self._programs[key] = self._templates_of(segment, shapes, known).program(shapes)
+                    found = self._templates_of(segment, shapes, known).program(shapes)
+                    _remember(self._programs, key, found, MOST_PLANS)
         return found
 
     def _templates_of(self, segment: Segment, shapes: tuple[Shape, ...], known: Sequence[np.ndarray]) -> Templates:
@@ -140,7 +144,8 @@ class CpuExecutable(Executable):
         found = self._templates.get(key)
         if found is None:
             values = dict(zip(segment.known, known, strict=True))
-            found = self._templates[key] = Templates(self._shared, segment, values)
+            found = Templates(self._shared, segment, values)
+            _remember(self._templates, key, found, MOST_SOURCES)
         return found
 
     def _execute(
@@ -235,7 +240,7 @@ class CpuExecutable(Executable):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an executable (`.twx`) that loads without compiling, on processors like this one.
 
-        It has the code for all sizes that this object has run with; what another size needs is compiled then. It is
+        It has the code for all sizes whose plans this object remembers; what another size needs is compiled then. It is
         machine code: `tilewright.load_executable` is only for files that you trust. Raises UsageError if it cannot be
         written.
         """
@@ -334,6 +339,13 @@ def _release_constants(module: Module) -> None:
         data = op.attributes.get("value") if op.name == "const" else None
         if isinstance(data, TensorData):
             data.release()
+
+
+def _remember(memory: dict[Any, Any], key: Any, value: Any, most: int) -> None:
+    """Add to a dict of at most so many entries."""
+    while len(memory) >= most:
+        del memory[next(iter(memory))]
+    memory[key] = value
 
 
 def _trim_heap() -> None:

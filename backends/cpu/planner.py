@@ -153,13 +153,14 @@ def has_plan(op: Operation) -> bool:
 
 @dataclass
 class Shared:
-    """What all plans of an executable share: compiled kernels, weights packed for them, and who chooses among kernels
-    (None: each kernel's own default)."""
+    """What all plans of an executable share: compiled kernels, weights packed for them, who chooses among kernels
+    (None: each kernel's own default), and arenas that no run uses now, each with the address where it begins."""
 
     library: KernelLibrary
     threads: int
     packed: dict[Hashable, np.ndarray] = field(default_factory=dict)
     tuner: Tuner | None = None
+    arenas: list[tuple[np.ndarray, int]] = field(default_factory=list)
 
     def kept(self, key: Hashable, make: Callable[[], np.ndarray]) -> np.ndarray:
         """The array of `key`; `make` makes it when it is first asked for.

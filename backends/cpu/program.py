@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Bases that every program has: address 0, for constants given by their address, and the arena.
 NULL, ARENA, FIRST_FREE = 0, 1, 2
-# So many runs of a program at the same time find an arena that was used before.
+# So many runs at the same time find an arena that was used before, by whatever plan.
 MOST_ARENAS = 4
 _BYTE = ctypes.c_char
 _STEP_BYTES = 8 * STEP_WORDS
@@ -55,6 +55,7 @@ class Outline:
         self.input_bytes = [math.prod(planner.shape(v)) * dtype_of(v).numpy.itemsize for v in segment.inputs]
         self.fault_base = FIRST_FREE + len(segment.inputs) + len(self.outputs)
         self.checked = planner.library.checked
+        self.arenas = planner.shared.arenas
         self.keep: list[np.ndarray] = []
         self._find_lifetimes()
         # The words of all tables: what they are but for places in the arena, and to which of those they belong.
@@ -179,7 +180,7 @@ class Program:
         rest = iter(dims.tolist())
         self.outputs = [(tuple(next(rest) for _ in shape), dtype) for shape, dtype in outline.outputs]
         self.parallel = bool((parts > 1).any())
-        self._arenas: list[tuple[np.ndarray, int]] = []
+        self._arenas = outline.arenas
         self._keep = [words, *outline.keep, *(constant for _, constant in constants)]
         begin, width = words.ctypes.data, words.itemsize
         entries = [call.kernel.entry for call in self.calls]
@@ -225,13 +226,22 @@ class Program:
             if storage is not None and storage.array is not None and not storage.array.flags.writeable:
                 storage.array.reshape(-1).view(np.uint8)[::_PAGE].sum()
         if with_arena:
-            memory = self._new_arena()
+            memory = self._arena()
             memory[0][::_PAGE] = 0
             self._arenas.append(memory)
 
-    def _new_arena(self) -> tuple[np.ndarray, int]:
-        """Memory for what lies in the arena, and the address where that begins."""
-        arena = np.empty(self.arena_bytes + 64, np.uint8)
+    def _arena(self) -> tuple[np.ndarray, int]:
+        """Memory for what lies in the arena, and the address where that begins: one that was used before, if it is
+        large enough. Fresh memory would have to be cleared first."""
+        wanted = self.arena_bytes + 64
+        try:
+            memory = self._arenas.pop()
+            if memory[0].nbytes >= wanted:
+                return memory
+            del memory  # before a larger one takes its place
+        except IndexError:
+            pass
+        arena = np.empty(wanted, np.uint8)
         return arena, -(-address_of(arena) // 64) * 64
 
     def _empty(self, places: Mapping[int, np.ndarray | None]) -> list[np.ndarray]:
@@ -256,14 +266,11 @@ class Program:
     def _call(
         self, pool: Pool | None, arrays: list[np.ndarray], recorder: Recorder | None, check: Check | None
     ) -> None:
-        """Run the steps on inputs and outputs. Arenas are used again: fresh memory would have to be cleared first."""
-        try:
-            memory = self._arenas.pop()
-        except IndexError:
-            memory = self._new_arena()
+        """Run the steps on inputs and outputs."""
+        memory = self._arena()
         if self._checked:
             bounds.forget()
-            for fresh in (memory[0], *arrays[self._inputs :]):
+            for fresh in (memory[0][: self.arena_bytes + 64], *arrays[self._inputs :]):
                 fresh.reshape(-1).view(np.uint8).fill(bounds.UNWRITTEN)
         addresses = [0, memory[1], *map(address_of, arrays)]
         if self._faults:

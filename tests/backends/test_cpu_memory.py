@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import tilewright
+from tilewright.backends.cpu import executable as executable_module
+from tilewright.backends.cpu.executable import CpuExecutable
 from tilewright.graph.data import MappedData, MappedFile
 from tilewright.graph.dtypes import f32
 from tilewright.graph.model_builder import Builder
 
+random = np.random.default_rng(0)
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from Linux's /proc")
 
 
@@ -39,7 +44,6 @@ def test_released_pages_are_read_again(tmp_path: Path) -> None:
 
 def test_packed_weights_are_there_once(tmp_path: Path) -> None:
     """A product of 16 MB weights and a convolution of 9 MB filters, in a process of their own."""
-    random = np.random.default_rng(0)
     b = Builder("weights")
     x = b.input("x", f32[1, 512, 7, 7])
     y = b.relu(b.conv(x, random.normal(size=(512, 512, 3, 3)).astype(np.float32), pads=[1, 1, 1, 1]))
@@ -60,3 +64,94 @@ def test_packed_weights_are_there_once(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 2 << 20
+
+
+def layers(rows: int | str) -> Any:
+    b = Builder("layers")
+    y = b.input("x", f32[rows, 16])
+    for _ in range(2):
+        y = b.relu(y @ random.normal(size=(16, 16)).astype(np.float32))
+    b.output(b.softmax(y), "y")
+    return b.build()
+
+
+def test_plans_share_arenas_and_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executable_module, "MOST_PLANS", 20)
+    executable = tilewright.compile(layers("n"), target="cpu", threads=2)
+    assert isinstance(executable, CpuExecutable)
+    inputs = [random.normal(size=(rows, 16)).astype(np.float32) for rows in (200, *range(1, 60), 200)]
+    results = [executable.run({"x": x})["y"] for x in inputs]
+    assert len(executable._programs) == 20
+    assert len(executable._shared.arenas) == 1
+    assert executable._shared.arenas[0][0].nbytes >= 200 * 16 * 4
+    for x, y in zip(inputs[::7], results[::7], strict=True):
+        np.testing.assert_array_equal(executable.run({"x": x})["y"], y)
+
+
+def test_runs_at_the_same_time_have_arenas_of_their_own() -> None:
+    executable = tilewright.compile(layers("n"), target="cpu", threads=1)
+    assert isinstance(executable, CpuExecutable)
+    inputs = [random.normal(size=(rows, 16)).astype(np.float32) for rows in (1, 300, 17, 64)]
+    wanted = [executable.run({"x": x})["y"] for x in inputs]
+    wrong: list[int] = []
+
+    def work(which: int) -> None:
+        place = np.empty_like(wanted[which])
+        for turn in range(200):
+            if turn % 2:
+                executable.run_into({"x": inputs[which]}, {"y": place})
+            else:
+                place = executable.run({"x": inputs[which]})["y"]
+            if not np.array_equal(place, wanted[which]):
+                wrong.append(which)
+
+    threads = [threading.Thread(target=work, args=(which % 4,)) for which in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(executable._shared.arenas) <= 4
+
+
+def test_two_executables_at_once() -> None:
+    both = [tilewright.compile(layers(rows), target="cpu", threads=2) for rows in (40, "n")]
+    x = random.normal(size=(40, 16)).astype(np.float32)
+    wanted = [executable.run({"x": x})["y"] for executable in both]
+    wrong: list[int] = []
+
+    def work(which: int) -> None:
+        for _ in range(300):
+            if not np.array_equal(both[which].run({"x": x})["y"], wanted[which]):
+                wrong.append(which)
+
+    threads = [threading.Thread(target=work, args=(which,)) for which in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_memory_stays_flat_over_many_sizes() -> None:
+    """Ten thousand runs of a thousand sizes."""
+    script = (
+        "import os, numpy as np, tilewright\n"
+        "from tilewright import Builder, f32\n"
+        "b = Builder(); x = b.input('x', f32['n', 16])\n"
+        "b.output(b.softmax(b.relu(x @ np.ones((16, 16), np.float32))), 'y')\n"
+        "executable = tilewright.compile(b.build(), target='cpu', threads=2)\n"
+        "inputs = [np.ones((rows, 16), np.float32) for rows in range(1, 1001)]\n"
+        "def resident():\n"
+        "    return int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE')\n"
+        "def all_of_them(times):\n"
+        "    for _ in range(times):\n"
+        "        for x in inputs:\n"
+        "            executable.run({'x': x})\n"
+        "all_of_them(2)\n"
+        "before = resident()\n"
+        "all_of_them(8)\n"
+        "assert resident() - before < 4 << 20, (before, resident())\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
