@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -158,3 +161,24 @@ def test_sums_that_other_integers_follow() -> None:
     expected = reference(model, **feeds)
     assert results["y"].dtype == i32.numpy
     assert all(np.array_equal(results[name], expected[name]) for name in "yz")
+
+
+def test_the_matrix_unit_can_be_left_alone() -> None:
+    """Where there is one, the environment can say no; the same integers come out."""
+    program = (
+        "import numpy as np, tilewright\n"
+        "from tilewright.backends.cpu.machine import machine\n"
+        "b = tilewright.Builder()\n"
+        "x = b.input('x', tilewright.u8[40, 70])\n"
+        "b.output(b.matmul_integer(x, (np.arange(70 * 33) % 251 - 125).astype(np.int8).reshape(70, 33)), 'y')\n"
+        "feeds = {'x': (np.arange(40 * 70) % 256).astype(np.uint8).reshape(40, 70)}\n"
+        "print(machine().matrix_unit, tilewright.compile(b.build(), target='cpu').run(feeds)['y'].tolist())\n"
+    )
+    with_unit, without = (
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ, **extra}
+        ).stdout.split(" ", 1)
+        for extra in ({}, {"TILEWRIGHT_MATRIX_UNIT": "0"})
+    )
+    assert without[0] == "False"
+    assert with_unit[1] == without[1]
