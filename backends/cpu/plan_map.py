@@ -35,6 +35,8 @@ def plan_map(planner: Planner, op: Operation) -> None:
     emit(planner, f"map_{_label(block)}", body_of(block), (signature(block),), sources, targets, cost(block))
 
 
+# So many operations take about as long as an element takes to be read and written.
+MOVED = 4
 # From so many elements on, and in squares of this size, an operand is turned rather than gathered.
 _TURNED, _SQUARE = 1 << 14, 4
 
@@ -75,7 +77,7 @@ def emit(
     machine = planner.machine
     kernel = Map(
         len(space.extents), tuple(operands), tuple(results), body, operations,
-        len(results) == 1 and results[0].inner == 1 and _streams(planner, targets[0], space),
+        len(results) == 1 and results[0].inner == 1 and _streams(planner, targets[0], sources, space),
     )  # fmt: skip
     compiled = planner.library.get(
         (*key, kernel.rank, kernel.operands, kernel.results, kernel.streams),
@@ -87,11 +89,15 @@ def emit(
         given[tensor] = planner.buffer(view)
         given |= {f"{tensor}_stride{axis}": stride for axis, stride in enumerate(strides)}
     elements = layout.size
-    planner.call(compiled, map_arguments(kernel), given, space.units if elements else 0, elements * max(operations, 1))
+    work = elements * max(operations, MOVED)
+    planner.call(compiled, map_arguments(kernel), given, space.units if elements else 0, work)
 
 
-def _streams(planner: Planner, target: View, space: Space) -> bool:
-    """Whether the result is so large, and its rows so long, that it goes to memory past the caches."""
+def _streams(planner: Planner, target: View, sources: Sequence[View], space: Space) -> bool:
+    """Whether the result is so large, and its rows so long, that it goes to memory past the caches: unless these have
+    its lines anyway, since an operand lies there."""
+    if any(source.storage is target.storage for source in sources):
+        return False
     bytes = target.layout.size * target.dtype.numpy.itemsize
     return bool(bytes >= planner.machine.streamed_bytes and space.extents[-1] >= GRAIN)
 

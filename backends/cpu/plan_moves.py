@@ -29,7 +29,7 @@ from .kernels.scan import Scan, build_scan, scan_arguments, scan_units
 from .kernels.sort import FEW, Sort, build_sort, sort_arguments, sort_scratch, sort_units
 from .kernels.strided import Rows, Size, joined, split_rows, stride_sizes
 from .kernels.strided import View as TensorView
-from .plan_map import order_of
+from .plan_map import MOVED, order_of
 from .planner import Argument, Buffer, Planner, View, dtype_of, plans
 
 
@@ -49,7 +49,7 @@ def copy(planner: Planner, source: View, target: View) -> None:
     for axis, (extent, give, take) in enumerate(zip(form.extents, form.source, form.target, strict=True)):
         given |= {f"outer{axis}": extent, f"x_outer{axis}": give, f"y_outer{axis}": take}
     units = copy_units(kernel, machine, form.extents) if target.layout.size else 0
-    planner.call(compiled, copy_arguments(kernel), given, units, 2.0 * target.layout.size)
+    planner.call(compiled, copy_arguments(kernel), given, units, 1.0 * MOVED * target.layout.size)
 
 
 @plans("kernel.tile")

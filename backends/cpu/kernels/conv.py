@@ -43,6 +43,7 @@ from .image import (
     argument_types,
     choose,
     epilogue_sizes,
+    even_blocks,
     even_sizes,
     given_operands,
     layout_sizes,
@@ -185,7 +186,7 @@ def conv_blocks(conv: Conv, tiling: ConvTiling, machine: Machine, rows: int, pix
     blocks = -(-rows * row // max(1, machine.l2 // 2))
     panels = conv_units(conv, tiling, 1, 1, 1)
     wanted = 1 if threads == 1 else 4 * threads
-    blocks = max(blocks, -(-wanted // panels))
+    blocks = even_blocks(max(blocks, -(-wanted // panels)), panels, threads)
     return max(1, min(blocks, -(-rows // tiling.rows)))
 
 

@@ -39,6 +39,7 @@ from .image import (
     argument_types,
     choose,
     epilogue_sizes,
+    even_blocks,
     even_sizes,
     given_operands,
     layout_sizes,
@@ -139,7 +140,7 @@ def depthwise_blocks(
     together = machine.l1 // max(1, seen * tiling.lanes)
     channels = -(-vectors // together) if together >= 3 else 1
     wanted = 1 if threads == 1 else 4 * threads
-    blocks = max(1, min(-(-wanted // channels), -(-rows // tiling.rows)))
+    blocks = max(1, min(even_blocks(-(-wanted // channels), channels, threads), -(-rows // tiling.rows)))
     return Blocks(blocks, channels)
 
 

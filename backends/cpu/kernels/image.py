@@ -129,6 +129,14 @@ def argument_types(
 # ---- sharing out -----------------------------------------------------------------------------------------------------
 
 
+def even_blocks(blocks: int, others: int, threads: int) -> int:
+    """At least so many blocks, of which each gives `others` units of work, that all threads get equally many of these;
+    the same number if there is none soon."""
+    if not isinstance(blocks, int):  # decided by sizes of a run
+        return blocks
+    return next((n for n in range(blocks, blocks + threads) if n * others % threads == 0), blocks)
+
+
 def share(b: LoopBuilder, part: Operand, total: Operand, parts: Operand) -> tuple[Operand, Operand]:
     """Of `total` things shared out evenly among `parts`: the first of part `part`, and the one behind its last."""
     return b.div(b.mul(part, total), parts), b.div(b.mul(b.add(part, 1), total), parts)
