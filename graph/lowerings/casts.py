@@ -19,10 +19,13 @@ def _is_lowerable(value: Value) -> bool:
 
 @lowers("Cast", "CastLike")
 def cast(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
-    """Numbers of 8 bits or less by way of f32 or bytes."""
+    """Numbers of 8 bits or less by way of f32 or bytes; nothing where the type is there already, as bodies of the
+    standard have it that compute in a stated type."""
     x, to = op.operand_values[0], op.result
     if not _is_lowerable(x) or not _is_lowerable(to):
         return None
+    if x.type == to.type and not is_narrow(dtype_of(to)):
+        return [x]
     wanted = dtype_of(to)
     x = decoded(k, x)
     if is_narrow(wanted):
