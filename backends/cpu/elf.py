@@ -14,6 +14,7 @@ import mmap
 import platform
 import struct
 import sys
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +29,7 @@ _THROUGH_TABLE_32 = (9, 41, 42)
 _STUB = b"\xff\x25\x02\x00\x00\x00\x90\x90"
 _STUB_BYTES = 16
 _MOST_BYTES, _LARGEST_ALIGNMENT = 1 << 30, 4096
+_PRIVATE = 0x22  # MAP_PRIVATE | MAP_ANONYMOUS
 
 
 class UnsupportedObjectError(Exception):
@@ -87,13 +89,15 @@ class PlacedCode:
         size = self._lay_out(objects)
         if size > _MOST_BYTES:
             raise UnsupportedObjectError("more code than distances of 32 bits reach")
-        self._memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._size = max(size, 1)
+        self._base = _system("mmap", 0, self._size, mmap.PROT_READ | mmap.PROT_WRITE, _PRIVATE, -1, 0)
+        # Not at the end of the process: a thread that nobody waits for may still be in the code.
+        weakref.finalize(self, _system, "munmap", self._base, self._size).atexit = False
         for each in objects:
             self._fill(each)
         for name, place in self._stubs.items():
-            self._memory[place : place + _STUB_BYTES] = _STUB + struct.pack("<Q", _system_function(name))
-        self._protect(size)
+            self._write(place, _STUB + struct.pack("<Q", _system_function(name)))
+        _system("mprotect", self._base, self._size, mmap.PROT_READ | mmap.PROT_EXEC)
 
     def address(self, name: str) -> int:
         """Raises KeyError if there is no function of that name."""
@@ -123,7 +127,7 @@ class PlacedCode:
     def _fill(self, each: _Object) -> None:
         for section in each.sections:
             if section.place >= 0 and section.kind != _ZEROS:
-                self._memory[section.place : section.place + section.size] = section.content
+                self._write(section.place, section.content)
         for section in each.sections:
             if section.kind == _RELOCATIONS and each.sections[section.info].place >= 0:
                 self._relocate(each, section)
@@ -138,23 +142,29 @@ class PlacedCode:
             if target < 0:
                 raise UnsupportedObjectError(f"no place for what {symbol.name!r} stands for")
             if kind in _THROUGH_TABLE_32 and is_elsewhere:
-                self._write_32(place, target + len(_STUB) + addend - place)
+                self._write(place, struct.pack("<i", target + len(_STUB) + addend - place))
             elif kind in (_RELATIVE_32, _CALL_32):
-                self._write_32(place, target + addend - place)
+                self._write(place, struct.pack("<i", target + addend - place))
             elif kind == _ABSOLUTE_64:
-                self._memory[place : place + 8] = struct.pack("<Q", self._base + target + addend)
+                self._write(place, struct.pack("<Q", self._base + target + addend))
             else:
                 raise UnsupportedObjectError(f"a relocation of kind {kind}")
 
-    def _write_32(self, place: int, distance: int) -> None:
-        self._memory[place : place + 4] = struct.pack("<i", distance)
+    def _write(self, place: int, content: bytes) -> None:
+        """Raises IndexError for a place that is not in the memory."""
+        if place < 0 or place + len(content) > self._size:
+            raise IndexError("a relocation outside")
+        ctypes.memmove(self._base + place, content, len(content))
 
-    def _protect(self, size: int) -> None:
-        """Make the memory executable, and no longer writable."""
-        protect = ctypes.CDLL(None, use_errno=True).mprotect
-        protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        if protect(self._base, max(size, 1), mmap.PROT_READ | mmap.PROT_EXEC):
-            raise UnsupportedObjectError(f"memory cannot be made executable (error {ctypes.get_errno()})")
+
+def _system(name: str, address: int, *numbers: int) -> int:
+    """Call a function of the system on memory. Raises OSError."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    function.restype = ctypes.c_ssize_t
+    result = int(function(ctypes.c_void_p(address), *map(ctypes.c_ssize_t, numbers)))
+    if result == -1:
+        raise OSError(ctypes.get_errno(), f"{name} failed")
+    return result
 
 
 def _parsed(content: bytes) -> _Object:
