@@ -21,6 +21,7 @@ from ....graph.dtypes import DType
 from ....graph.kernel.loop_builder import Operand
 from ....graph.module import Module
 from ..machine import Machine
+from .elementwise import AHEAD_BYTES
 from .strided import (
     Along,
     Body,
@@ -39,6 +40,7 @@ from .strided import (
 _COMBINE = {"sum": "add", "product": "mul", "min": "min", "max": "max"}
 # Vectors of totals in the "row" form, so that additions need not wait for each other.
 _CHAINS = 4
+_LINE_BYTES = 64
 # Elements of a piece, about: long enough that the second stage costs nothing, short enough to share out.
 _PIECE = 1 << 15
 
@@ -264,6 +266,7 @@ class _ReduceBuilder(StridedBuilder):
         whole = b.add(begin, b.mul(b.div(b.sub(end, begin), step), step))
         with b.loop(begin, whole, step, sums) as state:
             following: list[Value] = []
+            self.ask([b.add(place, state.index) for place in places], strides, step)
             for chain in range(_CHAINS):
                 old = state.values[chain * count : (chain + 1) * count]
                 following += self.combined(old, vector(b.add(state.index, chain * self.lanes)))
@@ -277,6 +280,16 @@ class _ReduceBuilder(StridedBuilder):
             ]
             state.yields(self.combined(state.values, values))
         return [*state.results, *sums[count:]]
+
+    def ask(self, places: Sequence[Operand], strides: Sequence[Operand], count: int) -> None:
+        """Ask for the lines of as many elements a little further on; behind a row, they are often the next one's."""
+        for name, place, stride in zip(self.operand_names, places, strides, strict=True):
+            buffer = self.b[name]
+            if isinstance(stride, Value) or stride != 1 or not isinstance(buffer.type, types.BufferType):
+                continue
+            bytes = max(1, buffer.type.dtype.bits // 8)
+            for start in range(0, count, _LINE_BYTES // bytes):
+                self.b.prefetch(buffer, self.b.add(place, AHEAD_BYTES // bytes + start))
 
     # ---- lanes along the last of the outer dims ----------------------------------------------------------------------
 
