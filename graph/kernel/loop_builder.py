@@ -178,7 +178,9 @@ class LoopBuilder:
     ) -> None:
         assert isinstance(buffer.type, types.BufferType)
         stored = self.value(value, types.scalar(buffer.type.dtype))
-        self._create("loop.store", [stored, buffer, self.index(index)] + ([] if mask is None else [mask]))
+        operands = [stored, buffer, self.index(index)] + ([] if mask is None else [mask])
+        how: dict[str, AttributeValue] = {"streams": True} if streams else {}
+        self._create("loop.store", operands, **how)
 
     def gather(self, buffer: Value, indices: Value, mask: Value | None = None) -> Value:
         return self._create("loop.gather", [buffer, indices] + ([] if mask is None else [mask])).result

@@ -55,7 +55,7 @@ def build_border(name: str, kernel: Border, machine: Machine) -> Module:
 
     def is_own(index: Operand, kind: str) -> Operand:
         place = b.sub(index, b[f"first_{kind}"])
-        return b.and_(b.le(0, place), b.lt(place, b[f"own_{kind}s"]))  # type: ignore[no-any-return]
+        return b.and_(b.le(0, place), b.lt(place, b[f"own_{kind}s"]))
 
     with b.loop(b["begin"], b["end"]) as unit:
         row, plane = b.rem(unit, b["rows"]), b.rem(b.div(unit, b["rows"]), b["planes"])

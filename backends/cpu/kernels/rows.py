@@ -462,7 +462,8 @@ class _RowsBuilder(StridedBuilder):
         if name == "scratch" or self.by_column or isinstance(stride, Value) or stride != 1:
             return
         buffer = b[name]
-        bytes = buffer.type.dtype.bits // 8
+        assert isinstance(buffer.type, types.BufferType)
+        bytes = max(1, buffer.type.dtype.bits // 8)
         b.prefetch(buffer, b.add(spot.places[name], AHEAD_BYTES // bytes), writes=name[0] != "x")
 
     # ---- passes ------------------------------------------------------------------------------------------------------
