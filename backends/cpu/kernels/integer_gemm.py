@@ -237,13 +237,7 @@ class _IntegerBuilder(StridedBuilder):
         super().__init__(name, machine, integer_buffers(kernel), integer_sizes(kernel), i32)
         self.kernel, self.tile = kernel, integer_tile(kernel, machine)
         self.block = integer_block(kernel, machine)
-        operands = self.finished_operands()
-        epilogue = Epilogue(kernel.epilogue.operands, kernel.epilogue.body)
-        self.body = epilogue_body(self.b, "epilogue", epilogue, self.lanes, i32, _SHORT_EPILOGUE)
-        self.operand_names = operands
-
-    def finished_operands(self) -> list[str]:
-        return [operand.name for operand in self.kernel.epilogue.operands]
+        self.body = epilogue_body(self.b, "epilogue", kernel.epilogue, self.lanes, i32, _SHORT_EPILOGUE)
 
     def units(self) -> None:
         b, kernel, tile = self.b, self.kernel, self.tile
