@@ -73,8 +73,8 @@ class Patches:
 
 @dataclass(frozen=True)
 class Lines:
-    """Rows of C are the pixels of images: `pixels` of them in each line, lines `line` apart, `rows` lines in each image,
-    images `image` apart."""
+    """Rows of C are the pixels of images: `pixels` of them in each line, lines `line` apart, `rows` lines in each
+    image, images `image` apart."""
 
     pixels: Size = None
     rows: Size = None
