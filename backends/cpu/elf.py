@@ -38,7 +38,8 @@ class UnsupportedObjectError(Exception):
 
 def is_supported() -> bool:
     """Whether code of this machine can be placed here."""
-    return sys.platform == "linux" and platform.machine() == "x86_64" and sys.maxsize > 1 << 32
+    known = sys.platform == "linux" and platform.machine() == "x86_64" and sys.maxsize > 1 << 32
+    return known and hasattr(mmap, "PROT_READ")  # a Python without it was not built for memory that may hold code
 
 
 @dataclass
