@@ -11,7 +11,10 @@ import click
 @click.argument("model", type=click.Path(), required=False)
 @click.option("--passes", metavar="PIPELINE", help='Run these passes first: "fold,cse,dce", or a level: O2.')
 @click.option(
-    "--why", "rule", metavar="RULE", help="Explain where RULE applies, and what keeps it from applying elsewhere."
+    "--why",
+    "rule",
+    metavar="RULE",
+    help="Explain where RULE applies, and what keeps it from applying elsewhere; after infer-shapes, or --passes.",
 )
 @click.option(
     "--reproduce", type=click.Path(), metavar="FILE", help="Run a reproducer: its model, through its pipeline."
@@ -65,6 +68,8 @@ def show(
     module, pipeline = read_reproducer(reproduce) if reproduce is not None else read(str(model), log)
     if passes is not None:
         pipeline = f"{pipeline},{passes}" if pipeline else passes
+    if wanted_rule is not None and not pipeline:
+        pipeline = "infer-shapes"  # most rules ask for sizes, and files leave many out
     if pipeline:
         run_passes(module, pipeline, log, print_ir_after_all, verify_each, timing)
     show_diagnostics(log.diagnostics)

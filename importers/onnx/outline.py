@@ -12,6 +12,7 @@ from ...graph.builder import OpBuilder
 from ...graph.clone import clone_module, copy_metadata
 from ...graph.core import Block, BlockOutput, Operation, Value
 from ...graph.module import Function, FunctionKey, Module
+from ...graph.onnx_schema import find_schema
 from ...graph.opdef import opaque
 
 # The domain of the functions that the writer makes.
@@ -23,6 +24,11 @@ _FUSED = frozenset({
 })  # fmt: skip
 
 FormOf = Callable[[Operation], "Callable[..., Sequence[Value] | None] | None"]
+
+
+def is_own(op: Operation) -> bool:
+    """Whether an operator in the standard's domain is none of the standard; ONNX Runtime has some there."""
+    return op.domain == "" and find_schema("", op.op_type, None) is None
 
 
 def outlined(module: Module, form_of: FormOf, is_foreign: Callable[[Operation], bool]) -> Module:
@@ -100,12 +106,21 @@ class _Outliner:
         )
         if not self._has_parts(inner):
             return None
-        b.returns(list(inner.results))
+        b.returns(self._own_parts(inner, b) or list(inner.results))
         outputs = [parameter.name for parameter in op.definition.result_parameters]
         block.outputs = [BlockOutput(name, None) for name, _ in zip(outputs, op.results, strict=False)]
         function = Function(FunctionKey(DOMAIN, self._free_name(op.op_type)), block)
         function.opsets = {"": self.module.opsets.get("", 1)}
         return function
+
+    @staticmethod
+    def _own_parts(op: Operation, b: OpBuilder) -> list[Value] | None:
+        """The parts of an operator that the writer would take for one of the standard, in its place."""
+        values = op.definition.decompose(op, b) if is_own(op) else None
+        if values is None:
+            return None
+        op._erase()
+        return list(values)
 
     def _has_parts(self, op: Operation) -> bool:
         scratch = Block()
@@ -122,4 +137,4 @@ class _Outliner:
         return name
 
 
-__all__ = ["DOMAIN", "outlined"]
+__all__ = ["DOMAIN", "is_own", "outlined"]

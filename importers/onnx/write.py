@@ -133,7 +133,7 @@ def _build(
     opsets = dict(module.opsets) if opset is None else {**module.opsets, "": opset}
     _check_request(module, opsets, target)
     if functions:
-        module = _with_functions(module, opsets, _allowed_domains(module, target, keep_fused), keep_fused)
+        module = _with_functions(module, opsets, target, keep_fused)
     tensors = TensorWriter(inline)
     findings = DiagnosticLog()
     context = WriteContext(
@@ -165,18 +165,23 @@ def _build(
     return proto, tensors.sources
 
 
-def _with_functions(module: Module, opsets: Mapping[str, int], allowed: frozenset[str], keep_fused: bool) -> Module:
+def _with_functions(module: Module, opsets: Mapping[str, int], target: str, keep_fused: bool) -> Module:
     """The module with calls of functions in the place of what would be written as parts, at these opsets."""
-    from .outline import outlined
+    from .outline import is_own, outlined
 
+    allowed = _allowed_domains(module, target, keep_fused)
     calls = frozenset((key.domain, key.name) for key in module.functions)
     context = WriteContext(
         DiagnosticLog(), TensorWriter(False), module.symbols, allowed, calls, ir_version=8, keep_fused=keep_fused
     )
     main = BodyWriter(context, module.main, {"": DEFAULT_OPSET, **opsets})
 
+    keeps_own = target == "onnxruntime" or keep_fused
+
     def is_foreign(op: Operation) -> bool:
-        return op.domain not in allowed and op.definition.is_known and (op.domain, op.op_type) not in calls
+        if not op.definition.is_known or (op.domain, op.op_type) in calls:
+            return False
+        return op.domain not in allowed or (not keeps_own and is_own(op))
 
     return outlined(module, main.form, is_foreign)
 

@@ -38,6 +38,8 @@ FORMS: dict[str, Callable[[Builder, Any], Any]] = {
     "Swish": lambda b, x: b.swish(x, alpha=1.5),
     "SwiGLU": lambda b, x: b.swiglu(x, b.neg(x)),
     "RMSNormalization": lambda b, x: b.rms_normalization(x, random(8)),
+    # ONNX Runtime's, in the standard's domain.
+    "SimplifiedLayerNormalization": lambda b, x: b.simplified_layer_normalization(x, random(8)),
     "Attention": attention,
     "RotaryEmbedding": lambda b, x: b.rotary_embedding(x, random(2, 4, 2), random(2, 4, 2), num_heads=2),
     "BiasGelu": lambda b, x: b.create("com.microsoft.BiasGelu", x, random(8)),
