@@ -79,6 +79,7 @@ class Outcome:
     report: OptimizeReport
     opsets: tuple[int | None, int | None]
     bytes: tuple[int, int]
+    in_functions: int = 0  # of the nodes that were written
     parity: ParityReport | None = None
     culprit: BisectResult | None = None
     written: Path | None = None
@@ -201,7 +202,8 @@ def carry_out(request: Request) -> Outcome:
             )
             report.pipeline.diagnostics = log.diagnostics[:]
         report.after = ModelSummary(written.operators, report.after.weight_bytes)
-        outcome = Outcome(report, (opset, report.module.opsets.get("")), (size, written.nbytes), stopwatch=stopwatch)
+        opsets = opset, report.module.opsets.get("")
+        outcome = Outcome(report, opsets, (size, written.nbytes), written.in_functions, stopwatch=stopwatch)
         if request.ledger and request.trace is not None:
             outcome.ledger = read_ledger(request.trace)
         if baseline is not None:
@@ -351,6 +353,7 @@ def as_dict(request: Request, outcome: Outcome) -> dict[str, Any]:
         "opset": {"before": outcome.opsets[0], "after": outcome.opsets[1]},
         "file_bytes": {"before": before, "after": after},
         **outcome.report.to_dict(),
+        "nodes_in_functions": outcome.in_functions,
         **({"ledger": outcome.ledger.to_dict()} if outcome.ledger is not None else {}),
         "parity": outcome.parity.to_dict() if outcome.parity is not None else None,
         "culprit": str(outcome.culprit) if outcome.culprit is not None else None,
@@ -401,6 +404,9 @@ def operator_table(outcome: Outcome) -> Any:
         made.add_row(f"{kinds} {'operator' if kinds == 1 else 'operators'} unchanged", f"{same:,}", f"{same:,}", "")
     made.add_section()
     made.add_row("nodes", f"{before.nodes:,}", f"{after.nodes:,}", change_text(before.nodes, after.nodes))
+    if outcome.in_functions:
+        made.add_row("  in the graph itself", "", f"{after.nodes - outcome.in_functions:,}", "")
+        made.add_row("  in bodies of functions", "", f"{outcome.in_functions:,}", "")
     size, new_size = outcome.bytes
     made.add_row(
         "file size", size_text(size) if size else "", size_text(new_size), change_text(size, new_size) if size else ""

@@ -6,14 +6,22 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, NodeProto
 
 
 def count_operators(model: ModelProto) -> Counter[str]:
     """Nodes by operator (`Add`, `com.microsoft::Gelu`): those of graphs in attributes and of function bodies count,
     constants do not."""
+    return _counted([*model.graph.node]) + count_in_functions(model)
+
+
+def count_in_functions(model: ModelProto) -> Counter[str]:
+    """Those of `count_operators` that lie in bodies of functions."""
+    return _counted([node for function in model.functions for node in function.node])
+
+
+def _counted(pending: list[NodeProto]) -> Counter[str]:
     operators: Counter[str] = Counter()
-    pending = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     while pending:
         node = pending.pop()
         if node.op_type != "Constant":

@@ -60,13 +60,15 @@ class PayloadSource(Protocol):
 class WrittenModel:
     """What `write_model` wrote: the model file, the data file if there is one, and the bytes of both.
 
-    `operators` counts the model's nodes as `node_counts` does; `save` fills it in.
+    `operators` counts the model's nodes as `node_counts` does, `in_functions` how many of them lie in bodies of
+    functions; `save` fills them in.
     """
 
     path: Path
     data_path: Path | None
     nbytes: int
     operators: Counter[str] = field(default_factory=Counter)
+    in_functions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from ...graph.module import Function, Module
 from ...graph.paths import check_target
 from .check import newest_opsets
 from .facts import write_facts
-from .node_counts import count_operators
+from .node_counts import count_in_functions, count_operators
 from .read import SCALAR_FACTS
 from .stream import WrittenModel, encoded_size, write_bytes, write_model
 from .write_graph import BodyWriter, WriteContext
@@ -74,7 +74,9 @@ def save(
         opset=opset, target=target, keep_fused=keep_fused, with_shapes=with_shapes, functions=functions, log=log
     )
     proto, sources = _build(module, **options)
-    return replace(write_model(path, proto, sources, external=external), operators=count_operators(proto))
+    written = write_model(path, proto, sources, external=external)
+    in_functions = count_in_functions(proto).total()
+    return replace(written, operators=count_operators(proto), in_functions=in_functions)
 
 
 class WriteOptions(TypedDict, total=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -388,6 +389,9 @@ def test_fused_operators_become_functions_on_demand(command: Callable[..., Any],
     proto = onnx.load(out)
     assert sorted(function.name for function in proto.functions) == ["Attention", "Gelu"]
     assert sorted(operators(out)) == ["Attention", "Gelu"]
+    bodies = sum(node.op_type != "Constant" for function in proto.functions for node in function.node)
+    assert re.search(r"in the graph itself\W+2\b", done.out)
+    assert re.search(rf"in bodies of functions\W+{bodies}\b", done.out)
 
 
 def test_the_target_onnxruntime(command: Callable[..., Any], tmp_path: Path) -> None:
