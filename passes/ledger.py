@@ -60,7 +60,7 @@ def ledger_of(trace: TraceContent) -> Ledger:
         if each.cost is not None:
             row.cost = _sum(row.cost, _difference(each.cost, current))
             current = each.cost
-    operations = (trace.passes[0].ops_before, trace.passes[-1].ops_after) if trace.passes else (0, 0)
+    operations = trace.ops, trace.passes[-1].ops_after if trace.passes else trace.ops
     return Ledger(operations, first, current, tuple(rows.values()))
 
 

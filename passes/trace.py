@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..graph.diagnostics import ModelError
 from .cost import ModelCost, model_cost
+from .report import count_operations
 
 if TYPE_CHECKING:
     from ..graph.diagnostics import Diagnostic
@@ -49,6 +50,7 @@ class Trace:
                 "tilewright": __version__,
                 "pipeline": pipeline,
                 "snapshot": snapshot,
+                "ops": count_operations(module),
                 "cost": self._cost(module),
             }
         )
@@ -153,11 +155,12 @@ class TracedPass:
 
 @dataclass
 class TraceContent:
-    """A trace that was read back: `input` is the IR before the first pass, `cost` what it costs."""
+    """A trace that was read back: `input` is the IR before the first pass, of `ops` operations and this `cost`."""
 
     directory: Path
     pipeline: str
     input: Path
+    ops: int = 0
     cost: ModelCost | None = None
     passes: list[TracedPass] = field(default_factory=list)
     seconds: float | None = None  # None: the pipeline did not come to its end
@@ -179,7 +182,9 @@ def read_trace(directory: str | Path) -> TraceContent:
     first = next(records, None)
     if first is None or first.get("kind") != "begin" or first.get("schema") != SCHEMA:
         raise ModelError("trace/schema", f"{path} does not begin with a record of schema {SCHEMA}")
-    content = TraceContent(folder, first["pipeline"], folder / first["snapshot"], _read_cost(first))
+    content = TraceContent(
+        folder, first["pipeline"], folder / first["snapshot"], first.get("ops", 0), _read_cost(first)
+    )
     for record in records:
         kind = record["kind"]
         if kind == "begin-pass":

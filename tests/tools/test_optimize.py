@@ -202,6 +202,8 @@ def test_ledger(command: Callable[..., Any], model: Path, tmp_path: Path) -> Non
     assert "remove-identity" in shown.out
     assert "moved, fused" in shown.out
     assert "ledger" not in json.loads(command("optimize", model, "--json").out)
+    without = json.loads(command("optimize", model, "--ledger", "--json", "-O", "0").out)["ledger"]
+    assert (without["before"]["operations"], without["after"]["operations"], without["passes"]) == (4, 4, [])
 
 
 def test_external_data_moves_along(command: Callable[..., Any], tmp_path: Path) -> None:
