@@ -325,7 +325,9 @@ def test_more_threads_than_cores() -> None:
     assert process("for _ in range(20): run()", threads=4 * (os.cpu_count() or 1)).returncode == 0
 
 
-def test_an_interrupt_while_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def interrupted_once(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The second kernel that is compiled is interrupted. What was compiled, all in this process."""
     monkeypatch.setenv("TILEWRIGHT_CACHE", "off")
     real, calls = compile_queue.object_code_of_text, []
 
@@ -336,13 +338,29 @@ def test_an_interrupt_while_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch
         return real(text, machine)
 
     monkeypatch.setattr(compile_queue, "object_code_of_text", interrupted)
+    return calls
+
+
+def test_an_interrupt_while_kernels_are_compiled_ahead(interrupted_once: list[str]) -> None:
     b = Builder("model")
     x = b.input("x", f32["n", 7])
     b.output(b.softmax(b.tanh(x @ floats(7, 5))), "y")
-    executable = tilewright.compile(b.build(), target="cpu")
     with pytest.raises(KeyboardInterrupt):
-        executable.run({"x": floats(3, 7)})
+        tilewright.compile(b.build(), target="cpu")
+    assert len(interrupted_once) == 2
+    executable = tilewright.compile(b.build(), target="cpu")
     np.testing.assert_allclose(executable.run({"x": floats(3, 7)})["y"].sum(1), np.ones(3), rtol=1e-5)
+
+
+def test_an_interrupt_while_kernels_are_compiled_for_a_run(interrupted_once: list[str]) -> None:
+    b = Builder("model")
+    x = b.input("x", f32[1, 1, "h", "w"])  # images of open size are planned when they come
+    b.output(b.softmax(b.tanh(b.conv(x, floats(1, 1, 3, 3)))), "y")
+    executable = tilewright.compile(b.build(), target="cpu")
+    assert interrupted_once == []
+    with pytest.raises(KeyboardInterrupt):
+        executable.run({"x": floats(1, 1, 5, 9)})
+    np.testing.assert_allclose(executable.run({"x": floats(1, 1, 5, 9)})["y"].sum(3), np.ones((1, 1, 3)), rtol=1e-5)
 
 
 def test_memory_stays_flat() -> None:
