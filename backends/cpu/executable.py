@@ -52,6 +52,8 @@ PIPELINE = "O2,integer-products,expand-legacy,lower-to-kernels,cse,fuse-kernels,
 MOST_PLANS, MOST_SOURCES = 512, 64
 
 _NO_ARRAYS: Mapping[Any, np.ndarray] = {}
+# From so many bytes of weights on, memory is tidied up while compiling: that takes time in a process that holds much.
+LARGE_BYTES = 4 << 20
 
 
 class CpuExecutable(Executable):
@@ -69,8 +71,9 @@ class CpuExecutable(Executable):
         self.threads = threads or default_threads()
         if module.level == "onnx":
             PassManager.parse(PIPELINE).run(self.module)
+        is_large = _release_constants(self.module) >= LARGE_BYTES
+        if is_large:
             gc.collect()  # what passes took out holds weights, too, and graphs are circular
-        _release_constants(self.module)
         self._block = self.module.main.block
         self._shared = shared or Shared(KernelLibrary(machine()), self.threads, tuner=_tuner(tune))
         self._evaluator = Evaluator(self.module.functions)
@@ -84,7 +87,8 @@ class CpuExecutable(Executable):
         self._direct = _Direct.of(self._block, self._steps[self._block])
         self._plan_static()
         self._plan_ahead()
-        _trim_heap()
+        if is_large:
+            _trim_heap()
         # What the first run would have to wait for.
         runtime()
         for program in self._programs.values():
@@ -333,12 +337,15 @@ def is_control_flow(op: Operation) -> bool:
     return bool(op.regions) and op.definition.domain != "kernel"
 
 
-def _release_constants(module: Module) -> None:
-    """Give back the memory that weights in files have taken while passes looked at them."""
+def _release_constants(module: Module) -> int:
+    """Give back the memory that weights in files have taken while passes looked at them; how many bytes all have."""
+    total = 0
     for op in module.walk():
         data = op.attributes.get("value") if op.name == "const" else None
         if isinstance(data, TensorData):
             data.release()
+            total += data.nbytes
+    return total
 
 
 def _remember(memory: dict[Any, Any], key: Any, value: Any, most: int) -> None:
