@@ -14,14 +14,15 @@ import os
 import stat
 import tempfile
 import warnings
+from functools import cache
 from pathlib import Path
 
 from .machine import Machine
 
 CACHE_VARIABLE = "TILEWRIGHT_CACHE"
 MAX_BYTES = 256 << 20
-# So many entries are written before the size of all is looked at again.
-LOOK_AFTER = 16
+# The size of all entries is looked at again when a process has written this part of what there may be.
+LOOK_AFTER = 1 / 16
 _SUFFIX = ".object"
 _DIGEST = 32
 
@@ -36,7 +37,8 @@ class DiskCache:
     def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
         self.folder = folder
         self.max_bytes = max_bytes
-        self._written = self._total = 0
+        self._written: int | None = None  # bytes since all entries were looked at
+        self._total = 0
 
     def read(self, key: str) -> bytes | None:
         """The code stored under `key`; None if there is none, or if it is damaged (then it is removed)."""
@@ -67,9 +69,11 @@ class DiskCache:
                     os.unlink(temporary)
             return
         # Looking at all entries takes time, so not after each of them; other processes write, too.
-        self._written += 1
         self._total += len(code) + _DIGEST
-        if self._total > self.max_bytes or self._written % LOOK_AFTER == 1:
+        is_first = self._written is None
+        self._written = (self._written or 0) + len(code) + _DIGEST
+        if is_first or self._total > self.max_bytes or self._written > LOOK_AFTER * self.max_bytes:
+            self._written = 0
             self._shrink()
 
     def clear(self) -> int:
@@ -130,6 +134,12 @@ def default_cache() -> DiskCache | None:
     if problem:
         warnings.warn(f"kernels are not kept on disk: {problem}", CacheWarning, stacklevel=2)
         return None
+    return _of_process(folder)
+
+
+@cache
+def _of_process(folder: Path) -> DiskCache:
+    """One for all executables, so that what is there is looked at once rather than for each of them."""
     return DiskCache(folder)
 
 
