@@ -60,6 +60,12 @@ def _takes_bytes(m: Match, x: Value, scale: Value, zero: Value | None, op: Opera
     return zero is None or m.dtype(zero) is m.dtype(x) or m.fail("the zero point has another dtype", zero)
 
 
+def dequantized(p: PatternBuilder, name: str, x: PatternValue, scale: PatternValue, zero: PatternValue) -> PatternValue:
+    """A factor that others may read, too, under a name."""
+    result: PatternValue = p.named(name, p.shared(p.dequantize_linear(x, scale, p.optional(zero))))
+    return result
+
+
 class _Product(Rule):
     """What the rules of products share; captures x, w and their scales and zero points, and perhaps a bias."""
 
@@ -116,8 +122,8 @@ class IntegerConv(_Product):
         self, p: PatternBuilder, x: PatternValue, x_scale: PatternValue, x_zero: PatternValue, w: PatternValue,
         w_scale: PatternValue, w_zero: PatternValue, bias: PatternValue,
     ) -> PatternValue:  # fmt: skip
-        left = p.named("left", p.shared(p.dequantize_linear(x, x_scale, p.optional(x_zero))))
-        right = p.named("right", p.shared(p.dequantize_linear(w, w_scale, p.optional(w_zero))))
+        left = dequantized(p, "left", x, x_scale, x_zero)
+        right = dequantized(p, "right", w, w_scale, w_zero)
         result: PatternValue = p.conv(left, right, p.optional(bias))
         return result
 
@@ -144,8 +150,8 @@ class IntegerMatMul(_Product):
         self, p: PatternBuilder, x: PatternValue, x_scale: PatternValue, x_zero: PatternValue, w: PatternValue,
         w_scale: PatternValue, w_zero: PatternValue,
     ) -> PatternValue:  # fmt: skip
-        left = p.named("left", p.shared(p.dequantize_linear(x, x_scale, p.optional(x_zero))))
-        right = p.named("right", p.shared(p.dequantize_linear(w, w_scale, p.optional(w_zero))))
+        left = dequantized(p, "left", x, x_scale, x_zero)
+        right = dequantized(p, "right", w, w_scale, w_zero)
         result: PatternValue = p.matmul(left, right)
         return result
 
@@ -169,8 +175,8 @@ class IntegerGemm(_Product):
         self, p: PatternBuilder, x: PatternValue, x_scale: PatternValue, x_zero: PatternValue, w: PatternValue,
         w_scale: PatternValue, w_zero: PatternValue, bias: PatternValue,
     ) -> PatternValue:  # fmt: skip
-        left = p.named("left", p.shared(p.dequantize_linear(x, x_scale, p.optional(x_zero))))
-        right = p.named("right", p.shared(p.dequantize_linear(w, w_scale, p.optional(w_zero))))
+        left = dequantized(p, "left", x, x_scale, x_zero)
+        right = dequantized(p, "right", w, w_scale, w_zero)
         result: PatternValue = p.gemm(left, right, p.optional(bias), alpha=1.0, transA=0)
         return result
 

@@ -13,7 +13,7 @@ from ..ops.conv_numeric import conv_weight_gradient
 from ..ops.numeric import summable
 from ..ops.pooling_numeric import max_pool
 from .kernel_base import KernelOp, Known
-from .kernel_ops import Windowed
+from .kernel_ops import Pooling
 from .strided import broadcast_shapes
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class AttentionGrad(KernelOp):
 
 
 @op("max_pool", domain="kernel")
-class MaxPool(Windowed):
+class MaxPool(Pooling):
     """The greatest element of each window of x [n, c, *spatial], and its number in the flattened x (i64)."""
 
     inputs = ("x",)
@@ -115,12 +115,6 @@ class MaxPool(Windowed):
     }  # fmt: skip
     traits = frozenset({Trait.REDUCTION})
     fixed = 1
-
-    def kernel(self, op: Operation, shapes: Sequence[Shape]) -> Shape:
-        return tuple(op.attr("kernel_shape"))
-
-    def channels(self, op: Operation, shapes: Sequence[Shape]) -> int:
-        return shapes[0][1]
 
     def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
         return super().result_shapes(op, shapes, known) * 2

@@ -12,7 +12,7 @@ from ..dtypes import DType, i8, i32, u8
 from ..opdef import Trait, op
 from ..ops.conv_numeric import conv
 from .kernel_base import KernelOp, Known, epilogue_of, kernel_fault
-from .kernel_ops import _WINDOW, Windowed
+from .kernel_ops import _WINDOW, Filtering, product_shape
 from .strided import broadcast_shapes
 
 if TYPE_CHECKING:
@@ -54,11 +54,10 @@ class IntegerGemm(_Integers):
 
     def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
         a, b = shapes[:2]
-        if a[-1] != b[-2]:
-            raise ValueError(f"the rows of {list(a)} are not as long as the columns of {list(b)}")
+        whole = product_shape(a, b)
         broadcast_shapes(a, shapes[2])
         broadcast_shapes(b, shapes[3])
-        return [(*broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])]
+        return [whole]
 
     def compute(self, op: Operation, *operands: Any) -> Any:
         a, b, a_zero, b_zero = (operand.astype(np.float64) for operand in operands)
@@ -66,7 +65,7 @@ class IntegerGemm(_Integers):
 
 
 @op("integer_conv", domain="kernel")
-class IntegerConv(_Integers, Windowed):
+class IntegerConv(_Integers, Filtering):
     """The convolution of x - x_zero [n, c, *spatial] with w - w_zero [m, c / group, *kernel]; sums are i32 and wrap.
 
     Around the image lies x_zero, which is one number. w_zero is one, or one for each of the m outputs.
@@ -76,14 +75,6 @@ class IntegerConv(_Integers, Windowed):
     attributes: ClassVar[dict[str, Any]] = {**_WINDOW, "group": 1, "epilogue": None}
     traits = frozenset({Trait.CONTRACTION})
     fixed = 4
-
-    def kernel(self, op: Operation, shapes: Sequence[Shape]) -> Shape:
-        return tuple(shapes[1][2:])
-
-    def channels(self, op: Operation, shapes: Sequence[Shape]) -> int:
-        if shapes[0][1] != shapes[1][1] * op.attr("group"):
-            raise ValueError(f"{shapes[0][1]} channels, the weights {list(shapes[1])} take another number")
-        return shapes[1][0]
 
     def compute(self, op: Operation, *operands: Any) -> Any:
         x, w, x_zero, w_zero = (operand.astype(np.float64) for operand in operands)

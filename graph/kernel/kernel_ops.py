@@ -149,6 +149,13 @@ class Rows(KernelOp):
         return np.asarray(result).astype(x.dtype)
 
 
+def product_shape(a: Shape, b: Shape) -> Shape:
+    """The shape of a matrix product. Raises ValueError if the factors do not go together."""
+    if a[-1] != b[-2]:
+        raise ValueError(f"the rows of {list(a)} are not as long as the columns of {list(b)}")
+    return (*broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
+
+
 @op("gemm", domain="kernel")
 class Gemm(KernelOp):
     """The matrix product of the last two dims; the dims before them are broadcast."""
@@ -159,10 +166,7 @@ class Gemm(KernelOp):
     fixed = 2
 
     def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
-        a, b = shapes[:2]
-        if a[-1] != b[-2]:
-            raise ValueError(f"the rows of {list(a)} are not as long as the columns of {list(b)}")
-        return [(*broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])]
+        return [product_shape(*shapes[:2])]
 
     def compute(self, op: Operation, *operands: Any) -> Any:
         a, b = operands
@@ -195,17 +199,8 @@ class Windowed(KernelOp):
         return [(x[0], self.channels(op, shapes), *places)]
 
 
-_WINDOW: dict[str, Any] = {"strides": (), "pads": (), "dilations": (), "auto_pad": "NOTSET"}
-
-
-@op("conv", domain="kernel")
-class Conv(Windowed):
-    """The convolution of x [n, c, *spatial] with w [m, c / group, *kernel]."""
-
-    inputs = ("x", "w", "extras*")
-    attributes: ClassVar[dict[str, Any]] = {**_WINDOW, "group": 1, "epilogue": None}
-    traits = frozenset({Trait.CONTRACTION})
-    fixed = 2
+class Filtering(Windowed):
+    """A convolution with filters w [m, c / group, *kernel], the second operand."""
 
     def kernel(self, op: Operation, shapes: Sequence[Shape]) -> Shape:
         return tuple(shapes[1][2:])
@@ -214,6 +209,29 @@ class Conv(Windowed):
         if shapes[0][1] != shapes[1][1] * op.attr("group"):
             raise ValueError(f"{shapes[0][1]} channels, the weights {list(shapes[1])} take another number")
         return shapes[1][0]
+
+
+class Pooling(Windowed):
+    """What looks at each channel by itself, through a window of `kernel_shape`."""
+
+    def kernel(self, op: Operation, shapes: Sequence[Shape]) -> Shape:
+        return tuple(op.attr("kernel_shape"))
+
+    def channels(self, op: Operation, shapes: Sequence[Shape]) -> int:
+        return shapes[0][1]
+
+
+_WINDOW: dict[str, Any] = {"strides": (), "pads": (), "dilations": (), "auto_pad": "NOTSET"}
+
+
+@op("conv", domain="kernel")
+class Conv(Filtering):
+    """The convolution of x [n, c, *spatial] with w [m, c / group, *kernel]."""
+
+    inputs = ("x", "w", "extras*")
+    attributes: ClassVar[dict[str, Any]] = {**_WINDOW, "group": 1, "epilogue": None}
+    traits = frozenset({Trait.CONTRACTION})
+    fixed = 2
 
     def compute(self, op: Operation, *operands: Any) -> Any:
         x, w = operands
@@ -251,7 +269,7 @@ class ConvTranspose(Windowed):
 
 
 @op("pool", domain="kernel")
-class Pool(Windowed):
+class Pool(Pooling):
     """The greatest element (`kind` max) or the mean (average) of each window of x [n, c, *spatial]."""
 
     inputs = ("x", "extras*")
@@ -260,12 +278,6 @@ class Pool(Windowed):
     }  # fmt: skip
     traits = frozenset({Trait.REDUCTION})
     fixed = 1
-
-    def kernel(self, op: Operation, shapes: Sequence[Shape]) -> Shape:
-        return tuple(op.attr("kernel_shape"))
-
-    def channels(self, op: Operation, shapes: Sequence[Shape]) -> int:
-        return shapes[0][1]
 
     def compute(self, op: Operation, *operands: Any) -> Any:
         window = self.window(op, [operands[0].shape])
