@@ -286,7 +286,7 @@ class QuantizedAgain(Rule):
         self, p: PatternBuilder, x: PatternValue, scale: PatternValue, zero: PatternValue, again: PatternValue,
         zero_again: PatternValue,
     ) -> PatternValue:  # fmt: skip
-        inner = p.named("inner", p.shared(p.dequantize_linear(x, scale, p.optional(zero))))
+        inner = dequantized(p, "inner", x, scale, zero)
         result: PatternValue = p.quantize_linear(inner, again, p.optional(zero_again))
         return result
 
