@@ -5,6 +5,7 @@ from . import (
     plan_attention_grad,
     plan_concat,
     plan_conv_weight,
+    plan_counted,
     plan_gemm,
     plan_integer,
     plan_map,

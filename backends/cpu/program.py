@@ -42,6 +42,7 @@ class Outline:
         self.outputs: list[tuple[Shape, np.dtype]] = []
         self.storages: list[Storage] = []  # of those
         self.known: dict[int, np.ndarray] = {}
+        places: dict[Value, int] = {}
         self._slots: dict[Storage, int] = {}
         for index, value in enumerate(segment.outputs):
             if planner.is_known(value):
@@ -50,7 +51,10 @@ class Outline:
                 base = FIRST_FREE + len(segment.inputs) + len(self.outputs)
                 self.storages.append(_output(planner, value, self._slots))
                 self._slots[self.storages[-1]] = base
+                places[value] = len(self.outputs)
                 self.outputs.append((planner.shape(value), dtype_of(value).numpy))
+        # Outputs whose sizes are counted: their dim, and which output is the count.
+        self.cuts = {places[value]: (axis, places[count]) for value, (axis, count) in segment.cuts.items()}
         self.calls, self.faults = planner.calls, planner.faults
         self.input_bytes = [math.prod(planner.shape(v)) * dtype_of(v).numpy.itemsize for v in segment.inputs]
         self.fault_base = FIRST_FREE + len(segment.inputs) + len(self.outputs)
@@ -165,7 +169,7 @@ class Program:
     def __init__(self, outline: Outline, numbers: Sequence[int] | np.ndarray, values: Sequence[Any]) -> None:
         """`numbers` and `values` are the outline's for these sizes."""
         self.calls, self._faults, self.known = outline.calls, outline.faults, outline.known
-        self._storages = outline.storages
+        self._storages, self._cuts = outline.storages, outline.cuts
         self._checked, self._inputs = outline.checked, len(outline.input_bytes)
         words, sizes, units, parts, dims = outline.cut(np.array(numbers, np.int64))
         offsets, self.arena_bytes = outline.place(sizes.tolist())
@@ -207,6 +211,8 @@ class Program:
                 self._call(pool, [*arrays, *made], recorder, check)
         except MemoryError as error:
             raise ExecutionError("run/memory", f"there is not enough memory for a run: {error}") from error
+        for index, (axis, count) in self._cuts.items():
+            made[index] = _cut(made[index], axis, int(made[count]))
         if not self.known:
             return made
         fresh = iter(made)
@@ -248,8 +254,8 @@ class Program:
         """The arrays that outputs are made in."""
         indices = [index for index in range(len(self.outputs) + len(self.known)) if index not in self.known]
         made = []
-        for index, (shape, dtype) in zip(indices, self.outputs, strict=True):
-            place = places.get(index)
+        for number, (index, (shape, dtype)) in enumerate(zip(indices, self.outputs, strict=True)):
+            place = None if number in self._cuts else places.get(index)
             made.append(np.empty(shape, dtype) if place is None or place.shape != shape else place)
         return made
 
@@ -325,6 +331,14 @@ def address_of(array: np.ndarray) -> int:
         return ctypes.addressof(_BYTE.from_buffer(array))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return int(array.ctypes.data)
+
+
+def _cut(room: np.ndarray, axis: int, count: int) -> np.ndarray:
+    """What a kernel has found, at the front of the room for all that it might have."""
+    shape = (*room.shape[:axis], count, *room.shape[axis + 1 :])
+    size = math.prod(shape)
+    found = room.reshape(-1)[:size].reshape(shape)
+    return found.copy() if 2 * size < room.size else found
 
 
 def _fault(op: Operation, index: int) -> ExecutionError:

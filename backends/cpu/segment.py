@@ -1,6 +1,7 @@
 """The steps of a block: segments, which are planned for the sizes of a run, and operations that run on the host.
 
-A segment ends where something runs on the host, and where sizes of what follows depend on elements that it computes.
+A segment ends where something runs on the host, and where sizes of what follows depend on elements that it computes, or
+on how many it finds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class Segment:
     """`ops` in order; `inputs` are values from elsewhere, `outputs` those that are needed elsewhere.
 
     The elements of the inputs in `known` decide on sizes, so a plan is made for them, too. Outputs `in_place` may be
-    written where an input lies, by the operation that reads that last.
+    written where an input lies, by the operation that reads that last. For each output whose size its kernel counts,
+    `cuts` has the dim that it is of, and the output that is the count.
     """
 
     ops: list[Operation] = field(default_factory=list)
@@ -29,6 +31,7 @@ class Segment:
     outputs: list[Value] = field(default_factory=list)
     known: list[Value] = field(default_factory=list)
     in_place: set[Value] = field(default_factory=set)
+    cuts: dict[Value, tuple[int, Value]] = field(default_factory=dict)
 
 
 Step = Segment | Operation
@@ -52,10 +55,13 @@ class _Splitter:
         self.steps: list[Step] = []
         self.segment = Segment()
         self.made: set[Value] = set()  # by the current segment's kernels
+        self.counted: set[Value] = set()  # of those, what has a size that only its kernel finds
         self.planned: set[Value] = set()  # worked out when the current segment is planned
         self.earlier: set[Value] = set(planned)  # worked out before
 
     def add(self, op: Operation) -> None:
+        if any(value in self.counted for value in op.operand_values):
+            self.close()
         if isinstance(op.definition, KernelOp):
             needed = [op.input(index) for index in op.definition.known_operands]
             if any(value in self.made for value in needed):
@@ -64,6 +70,7 @@ class _Splitter:
                 self.know([value for value in needed if value is not None])
                 self.segment.ops.append(op)
                 self.made.update(op.results)
+                self.counted.update(op.results[index] for index in op.definition.counted)
                 return
         elif self.is_planned(op):
             if Trait.SHAPE_ONLY not in op.definition.traits:
@@ -90,7 +97,7 @@ class _Splitter:
         if self.segment.ops:
             self.steps.append(self.segment)
         self.earlier |= self.planned
-        self.segment, self.made, self.planned = Segment(), set(), set()
+        self.segment, self.made, self.counted, self.planned = Segment(), set(), set(), set()
 
 
 def planned_values(steps: Sequence[Step]) -> set[Value]:
@@ -111,8 +118,17 @@ def _connect(steps: Sequence[Step], returned: Sequence[Value]) -> None:
         inside = set(made)
         read = dict.fromkeys(value for op in step.ops for value in op.operand_values)
         step.inputs = [value for value in read if value not in inside and not _is_constant(value)]
-        step.outputs = [value for value in made if value in needed]
+        step.cuts = {value: cut for op in step.ops for value, cut in _cuts(op).items() if value in needed}
+        counts = {count for _, count in step.cuts.values()}
+        step.outputs = [value for value in made if value in needed or value in counts]
         needed.update(step.inputs)
+
+
+def _cuts(op: Operation) -> dict[Value, tuple[int, Value]]:
+    """The results that are counted, with their dim and the count."""
+    if not isinstance(op.definition, KernelOp):
+        return {}
+    return {op.results[index]: (axis, op.results[-1]) for index, axis in op.definition.counted.items()}
 
 
 def _is_constant(value: Value) -> bool:

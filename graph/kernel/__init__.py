@@ -7,6 +7,7 @@ Importing this package registers the operators and nothing else.
 
 from . import (
     attention_ops,
+    counted_ops,
     element_ops,
     gradient_ops,
     index_ops,
@@ -20,6 +21,6 @@ from . import (
 )
 
 __all__ = [
-    "attention_ops", "element_ops", "gradient_ops", "index_ops", "integer_ops", "kernel_ops", "loop_ops",
-    "recurrent_ops", "scalar_ops", "unit_ops", "view_ops",
+    "attention_ops", "counted_ops", "element_ops", "gradient_ops", "index_ops", "integer_ops", "kernel_ops",
+    "loop_ops", "recurrent_ops", "scalar_ops", "unit_ops", "view_ops",
 ]  # fmt: skip

@@ -40,6 +40,8 @@ class KernelOp(LoopOp):
     fixed: ClassVar[int] = 0
     # Operands whose elements must be known before the kernel can be planned.
     known_operands: ClassVar[tuple[int, ...]] = ()
+    # Results of which one dim (result to dim) is only counted when the kernel runs; the last result is that count.
+    counted: ClassVar[dict[int, int]] = {}
 
     @cached_property
     def attribute_specs(self) -> dict[str, AttributeSpec]:

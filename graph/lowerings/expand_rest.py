@@ -77,15 +77,15 @@ def tensor_scatter(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
 
 @expands("Compress")
 def compress(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
-    """A gather of what a known condition keeps."""
+    """A gather of what the condition keeps."""
     x, condition = op.operand_values
     data = data_of(condition)
-    if not is_native(x) or data is None:
+    if not is_native(x) or not is_native(condition):
         return None
-    kept = np.flatnonzero(data.numpy())
+    kept = b.squeeze(b.nonzero(condition), _ints(0)) if data is None else b.const(np.flatnonzero(data.numpy()))
     axis = op.attr("axis")
     flat = b.reshape(x, _ints(-1)) if axis is None else x
-    return [b.gather(flat, b.const(kept), axis=0 if axis is None else axis)]
+    return [b.gather(flat, kept, axis=0 if axis is None else axis)]
 
 
 @expands("Binarizer", domain="ai.onnx.ml")

@@ -83,6 +83,14 @@ def arg_extreme(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     return [k.kernel("arg_extreme", op.operands, op.result.type, kind=kind, **attributes)]
 
 
+@lowers("NonZero")
+def nonzero(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    x = op.operand_values[0]
+    if not all_native(op) or not rank_of(x):
+        return None
+    return [k.kernel("nonzero", [x], [op.result.type, tensor(i64, ())])]
+
+
 @lowers("DepthToSpace", "SpaceToDepth")
 def blocks(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     """Dims are cut, moved and joined again."""

@@ -38,7 +38,6 @@ _deciding: dict[tuple[str, str], tuple[int, ...]] = {
     ("", "Range"): (0, 1, 2), ("", "ConstantOfShape"): (0,), ("", "DFT"): (1, 2), ("", "STFT"): (1, 3),
     ("", "Col2Im"): (1, 2), ("", "MaxUnpool"): (2,), ("", "HannWindow"): (0,), ("", "HammingWindow"): (0,),
     ("", "BlackmanWindow"): (0,), ("", "MelWeightMatrix"): (0, 1, 2, 3, 4), ("", "Dropout"): (1, 2),
-    ("", "Compress"): (1,),
 }  # fmt: skip
 
 

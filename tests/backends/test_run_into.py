@@ -146,8 +146,8 @@ def test_an_input_a_constant_and_a_size_as_outputs(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_host_steps_and_control_flow(target: str) -> None:
-    """Outputs of several segments, and of what runs on the host."""
+def test_several_segments(target: str) -> None:
+    """One ends where a size is counted."""
     b = Builder("mixed")
     x = b.input("x", f32["n", 3])
     places = b.nonzero(b.relu(x))

@@ -2,7 +2,7 @@
 
 How many there are is known when they have been counted, so this is two kernels over chunks of a contiguous operand: the
 first counts those of each chunk, the second writes their positions, each chunk behind those before it. Positions are
-i64, [rank, total], a row for each dim.
+i64, [rank, total], a row for each dim; the second kernel says the total, too.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ class NonZero:
 
 
 def nonzero_sizes(kernel: NonZero) -> dict[str, Size]:
-    """The extents, the number of elements and (for the second kernel) the total; all are arguments."""
-    return {**{f"outer{axis}": None for axis in range(kernel.rank)}, "size": None, "total": None}
+    """The extents and the number of elements; all are arguments."""
+    return {**{f"outer{axis}": None for axis in range(kernel.rank)}, "size": None}
 
 
 def nonzero_arguments(kernel: NonZero) -> list[str]:
-    """The names of the arguments of both kernels, in order: positions y, operand x, counts of chunks (i64)."""
-    return argument_names(["y", "x", "counts"], nonzero_sizes(kernel))
+    """The names of the arguments of both kernels, in order: positions y, their total, operand x, counts of chunks."""
+    return argument_names(["y", "total", "x", "counts"], nonzero_sizes(kernel))
 
 
 def nonzero_units(shape: Sequence[int]) -> int:
-    """How many units of work there are, and how many counts: chunks."""
-    return -(-math.prod(shape) // CHUNK)
+    """How many units of work there are, and how many counts: chunks, at least one."""
+    return max(1, -(-math.prod(shape) // CHUNK))
 
 
 def build_nonzero_count(name: str, kernel: NonZero, machine: Machine) -> Module:
-    """The first kernel: counts[chunk] becomes how many elements of the chunk are not zero. y is not touched."""
+    """The first kernel: counts[chunk] becomes how many of its elements are not zero. Other results are not touched."""
     builder = _NonZeroBuilder(name, kernel, machine)
     builder.count()
     return builder.b.module()
 
 
 def build_nonzero_positions(name: str, kernel: NonZero, machine: Machine) -> Module:
-    """The second kernel: the positions, `total` of them; `counts` are those of the first."""
+    """The second kernel: the positions, and `total[0]`, how many there are; `counts` are those of the first."""
     builder = _NonZeroBuilder(name, kernel, machine)
     builder.positions()
     return builder.b.module()
@@ -63,7 +63,7 @@ def build_nonzero_positions(name: str, kernel: NonZero, machine: Machine) -> Mod
 
 class _NonZeroBuilder(StridedBuilder):
     def __init__(self, name: str, kernel: NonZero, machine: Machine) -> None:
-        buffers = {"y": i64, "x": kernel.dtype, "counts": i64}
+        buffers = {"y": i64, "total": i64, "x": kernel.dtype, "counts": i64}
         super().__init__(name, machine, buffers, nonzero_sizes(kernel), computed_in(kernel.dtype))
         self.lanes = min(16, self.lanes)
         self.kernel = kernel
@@ -90,26 +90,37 @@ class _NonZeroBuilder(StridedBuilder):
                 state.yields([b.add(state[0], self.marks(state.index, end))])
             b.store(b.cast(b.reduce("add", state.results[0]), i64), b["counts"], chunk)
 
+    def summed(self, begin: Operand, end: Operand) -> Value:
+        """The counts of some chunks together."""
+        b = self.b
+        with b.loop(begin, end, 1, [b.constant(0, types.scalar(i64))]) as state:
+            state.yields([b.add(state[0], b.load(b["counts"], state.index))])
+        total: Value = state.results[0]
+        return total
+
     def positions(self) -> None:
         b = self.b
+        chunks = b.max(b.div(b.add(self.size("size"), CHUNK - 1), CHUNK), 1)
         found, place = b.alloc(i32, self.lanes), b.alloc(i64, 1)
+        before = self.summed(0, b["begin"])
+        total = b.add(before, self.summed(b["begin"], chunks))
+        b.store(before, place, 0)
+        with b.when(b.eq(b["begin"], 0)):
+            b.store(total, b["total"], 0)
         with b.loop(b["begin"], b["end"]) as chunk:
-            with b.loop(0, chunk, 1, [b.constant(0, types.scalar(i64))]) as before:
-                before.yields([b.add(before[0], b.load(b["counts"], before.index))])
-            b.store(before.results[0], place, 0)
             begin, end = self.bounds(chunk)
             with b.loop(begin, end, self.lanes) as i:
                 marks = self.marks(i, end)
                 with b.when(b.lt(0, b.reduce("max", marks))):
                     b.store(marks, found, 0)
                     with b.loop(0, b.min(self.lanes, b.sub(end, i))) as lane, b.when(b.ne(b.load(found, lane), 0)):
-                        self.write(b.add(i, lane), place)
+                        self.write(b.add(i, lane), place, total)
 
-    def write(self, element: Value, place: Value) -> None:
+    def write(self, element: Value, place: Value, total: Operand) -> None:
         """The position of an element along each dim."""
         b = self.b
         at = b.load(place, 0)
         indices = self.unravel(element, [f"outer{axis}" for axis in range(self.kernel.rank)])
         for axis, index in enumerate(indices):
-            b.store(b.index(index), b["y"], b.add(b.mul(axis, self.size("total")), at))
+            b.store(b.index(index), b["y"], b.add(b.mul(axis, total), at))
         b.store(b.add(at, 1), place, 0)
