@@ -228,8 +228,7 @@ def lp_normalization(op: Operation, b: GradientBuilder) -> Sequence[Value]:
 
 @parts_of("LRN")
 def local_response_normalization(op: Operation, b: GradientBuilder) -> Sequence[Value]:
-    """The sum of squares of neighbouring channels is a difference of running sums, or a product with a band matrix
-    where the number of channels is known."""
+    """The squares of neighbouring channels are slices of the padded squares, summed up."""
     x, size = op.operand_values[0], op.attr("size")
     before, after = (size - 1) // 2, size // 2
     rank = b.rank(x)
