@@ -29,7 +29,7 @@ from .kernels.tile import Epilogue, EpilogueOperand
 from .plan_dot import dots, plan_dot
 from .plan_map import finishing
 from .plan_split import add_parts, in_parts, parts_of
-from .planner import Argument, Buffer, Planner, View, plans
+from .planner import Argument, Buffer, Planner, View, plans, replaceable
 from .tune_gemm import gemm_candidates, gemm_runner
 
 # Multiply-adds from which on it matters how they are done.
@@ -133,12 +133,15 @@ def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
     scratch = scratch_elements(gemm, tiling) * dtype.numpy.itemsize
     units = work_units(gemm, tiling, m, n, space.extents[-1]) if product.c.layout.size else 0
     views = [product.a, b if panels is None else panels, product.c, *product.extras]
+    is_read_last = space.extents[:-1] == () and not waits_in_place(gemm, tiling, k)
+    instead = replaceable([product.c], product.extras) if is_read_last else []
     for position in np.ndindex(*space.extents[:-1]):
         for each, view, strides in zip(names, views, rows, strict=True):
             offset = sum(p * s for p, s in zip(position, strides[:-1], strict=True))
             given[each] = planner.buffer(view, offset)
         given["scratch"] = Buffer(None)
-        planner.call(compiled, arguments_of(gemm), given, units, 2.0 * m * n * max(k, 1) * space.extents[-1], scratch)
+        work = 2.0 * m * n * max(k, 1) * space.extents[-1]
+        planner.call(compiled, arguments_of(gemm), given, units, work, scratch, instead)
 
 
 def _of_any_height(gemm: Gemm, tiling: Tiling, is_weight: bool) -> tuple[Gemm, Tiling]:

@@ -13,7 +13,7 @@ from ...graph.kernel.strided import Strided
 from .kernels.elementwise import GRAIN, Map, MapBody, MapOperand, Space, build_map, collapse, map_arguments
 from .kernels.strided import zero_or_one
 from .kernels.tile import EpilogueBody
-from .planner import Argument, Planner, View, plans
+from .planner import Argument, Planner, View, plans, replaceable
 
 if TYPE_CHECKING:
     from ...graph.kernel.strided import Shape
@@ -90,7 +90,8 @@ def emit(
         given |= {f"{tensor}_stride{axis}": stride for axis, stride in enumerate(strides)}
     elements = layout.size
     work = elements * max(operations, MOVED)
-    planner.call(compiled, map_arguments(kernel), given, space.units if elements else 0, work)
+    units = space.units if elements else 0
+    planner.call(compiled, map_arguments(kernel), given, units, work, replaceable=replaceable(targets, sources))
 
 
 def _streams(planner: Planner, target: View, sources: Sequence[View], space: Space) -> bool:

@@ -87,11 +87,24 @@ class Buffer:
 Argument = Buffer | int
 
 
+def replaceable(results: Sequence[View], operands: Sequence[View]) -> list[tuple[Storage, Storage]]:
+    """The results of a kernel that may lie where an operand does, with that: both have memory of their own and the same
+    layout. For kernels that read each number of the operands just before they write to the same place."""
+    return [
+        (result.storage, operand.storage)
+        for result in results
+        for operand in operands
+        if result.storage.is_own and operand.storage.is_own and result.dtype is operand.dtype
+        and result.layout == operand.layout and result.storage.bytes == operand.storage.bytes
+    ]  # fmt: skip
+
+
 @dataclass
 class Call:
     """One kernel call of a plan: a buffer or a number for each argument, and how the work is shared out.
 
-    It is a part of what `op` needs, and takes about so many `operations`.
+    It is a part of what `op` needs, and takes about so many `operations`. In each pair of `replaceable` a result may
+    lie where an operand does, if that is not needed any more.
     """
 
     kernel: Kernel
@@ -101,6 +114,7 @@ class Call:
     scratch: int = 0
     op: Operation | None = None
     operations: Any = 0.0  # a traced number, if sizes vary
+    replaceable: Sequence[tuple[Storage, Storage]] = ()
 
 
 @dataclass
@@ -373,6 +387,7 @@ class Planner:
         units: int,
         operations: float,
         scratch: int = 0,
+        replaceable: Sequence[tuple[Storage, Storage]] = (),
     ) -> None:
         """Call `kernel`, whose arguments are `names`, for `units` of work that take about so many `operations` in all.
 
@@ -381,7 +396,7 @@ class Planner:
         if units:
             arguments = [given[name] for name in names if name not in WORK]
             parts = apply(_parts, self.threads, units, operations)
-            self.calls.append(Call(kernel, arguments, units, parts, scratch, self._planned, operations))
+            self.calls.append(Call(kernel, arguments, units, parts, scratch, self._planned, operations, replaceable))
 
     # ---- sizes ---------------------------------------------------------------------------------------------------
 

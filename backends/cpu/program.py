@@ -111,10 +111,31 @@ class Outline:
                 if isinstance(argument, Buffer) and argument.storage is not None:
                     first.setdefault(argument.storage, position)
                     last[argument.storage] = position
-        self._own = [s for s in first if s not in self._slots and s.is_own]
+        replaced = self._find_replaced(first, last)
+        self._own = [s for s in first if s not in self._slots and s.is_own and s not in replaced]
         self._numbers = {storage: number for number, storage in enumerate(self._own)}
+        self._numbers |= {storage: self._numbers[place] for storage, place in replaced.items()}
         self._lives = [(first[storage], last[storage]) for storage in self._own]
         self._lives += [(position, position) for position in range(len(self.calls))]
+
+    def _find_replaced(self, first: Mapping[Storage, int], last: dict[Storage, int]) -> dict[Storage, Storage]:
+        """The results that lie where an operand of their kernel did, and whose memory that was at first.
+
+        What is written is then in the caches, and takes no room in them beside what was read. `last` is put right.
+        """
+        replaced: dict[Storage, Storage] = {}
+        for position, call in enumerate(self.calls):
+            read = [argument.storage for argument in call.arguments if isinstance(argument, Buffer)]
+            taken: set[Storage] = set()
+            for result, operand in call.replaceable:
+                place = replaced.get(operand, operand)
+                is_fresh = first[result] == position and result not in replaced and result not in self._slots
+                is_free = last[place] == position and read.count(operand) == 1 and operand not in self._slots
+                if is_fresh and is_free and place not in taken:
+                    replaced[result] = place
+                    last[place] = last[result]
+                    taken.add(place)
+        return replaced
 
     def _add_call(self, call: Call, scratch: int, threads: int) -> None:
         for argument in call.arguments:
