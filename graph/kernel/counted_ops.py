@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from .. import opdef
 from ..opdef import op
 from .kernel_base import KernelOp, Known
+from .tracing import apply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,3 +44,28 @@ class NonZero(Counted):
     def compute(self, op: Operation, *operands: Any) -> Any:
         places = np.stack(np.nonzero(operands[0])).astype(np.int64)
         return places, np.array(places.shape[1], np.int64)
+
+
+@op("suppress", domain="kernel")
+class Suppress(Counted):
+    """[count, 3] of (batch, class, box), as ONNX's NonMaxSuppression chooses them; no class has more than `most`."""
+
+    inputs = ("boxes", "scores", "limit?", "overlap?", "least?")
+    outputs = ("chosen", "count")
+    attributes: ClassVar[dict[str, Any]] = {"center_point_box": 0, "most": 2**62}
+    counted: ClassVar[dict[int, int]] = {0: 0}
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        boxes, scores = shapes[:2]
+        if boxes[::2] != (scores[0], 4) or boxes[1] != scores[2]:
+            raise ValueError(f"scores {list(scores)} of boxes {list(boxes)}, not [batches, classes, {boxes[1]}]")
+        return [(scores[0] * scores[1] * self.most(op, boxes[1]), 3), ()]
+
+    def most(self, op: Operation, boxes: int) -> int:
+        """How many of so many boxes one class may keep."""
+        most: int = apply(min, boxes, max(0, int(op.attr("most"))))
+        return most
+
+    def compute(self, op: Operation, *operands: Any) -> Any:
+        chosen = opdef.lookup("", "NonMaxSuppression").evaluate(op, *operands)
+        return chosen, np.array(len(chosen), np.int64)

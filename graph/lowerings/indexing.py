@@ -91,6 +91,17 @@ def nonzero(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     return [k.kernel("nonzero", [x], [op.result.type, tensor(i64, ())])]
 
 
+@lowers("NonMaxSuppression")
+def non_max_suppression(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    if not all_native(op):
+        return None
+    limit = constant_ints(op.input(2))
+    attributes: dict[str, Any] = {"center_point_box": op.attr("center_point_box") or 0}
+    if limit:
+        attributes["most"] = limit[0]
+    return [k.kernel("suppress", op.operands, [op.result.type, tensor(i64, ())], **attributes)]
+
+
 @lowers("DepthToSpace", "SpaceToDepth")
 def blocks(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     """Dims are cut, moved and joined again."""

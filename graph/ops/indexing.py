@@ -308,7 +308,7 @@ class NonMaxSuppression(TensorOp):
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:
         boxes, scores, limit, overlap, least = (*operands, None, None, None)[:5]
-        limit = np.zeros(1, np.int64) if limit is None else np.ravel(limit)
+        limit = np.zeros(1, np.int64) if limit is None else np.maximum(np.ravel(limit), 0)
         overlap = np.zeros(1, np.float32) if overlap is None else np.ravel(overlap)
         given = [] if least is None else [np.ravel(least)]
         return super().evaluate(op, boxes, scores, limit, overlap, *given)

@@ -1,9 +1,8 @@
 """Sorting rows, or finding their first k elements: TopK, in either order.
 
-Elements are compared by keys, integers whose order is theirs: NaN is beyond every number, -0 is 0, and for a descending
-order all bits are inverted, so that the lower index comes first among equals in both. A few are found by insertion:
-what is not below the k-th key so far is passed over, a vector at a time. Many are found by merging runs, of all
-elements or, if they are far fewer, of those whose keys' first bits may be among them. Indices are i64.
+Elements are compared by keys (`order.py`): the lower index comes first among equals. A few are found by insertion: what
+is not below the k-th key so far is passed over, a vector at a time. Many are found by ordering all elements or, if they
+are far fewer, those whose keys' first bits may be among them. Indices are i64.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Any
 
 from ....graph import types
 from ....graph.core import Value
-from ....graph.dtypes import DType, f32, i32, i64
+from ....graph.dtypes import DType, i32, i64
 from ....graph.kernel.loop_builder import Operand
-from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Module
 from ..machine import Machine
+from .order import Ordering, key_dtype, keys_of
 from .strided import Size, StridedBuilder, argument_names
 
 # Up to so many are found by insertion, in a list of so many keys and one of as many places. Before each list there is
@@ -74,11 +73,6 @@ def sort_scratch(kernel: Sort, row: int) -> int:
     return 2 * (FEW + _GUARD) if kernel.few else 4 * row
 
 
-def key_dtype(dtype: DType) -> DType:
-    """The integer that keys of a dtype are."""
-    return i32 if dtype.bits < 32 or dtype in (f32, i32) else i64
-
-
 def build_sort(name: str, kernel: Sort, machine: Machine) -> Module:
     """The kernel as a module of the level "loop"; see `sort_arguments` for what it takes."""
     builder = _SortBuilder(name, kernel, machine)
@@ -108,25 +102,11 @@ class _SortBuilder(StridedBuilder):
                 self.insert_all(x, own, found, filled)
                 self.give(x, indices, lambda n, own=own: b.load(own, b.add(n, _PLACES)))
             else:
-                self.merge_sort(x, indices, own)
-
-    # ---- keys --------------------------------------------------------------------------------------------------------
+                self.order_all(x, indices, own)
 
     def keys(self, value: Value) -> Value:
         """The keys of numbers, in lanes or alone."""
-        b, dtype = self.b, self.kernel.dtype
-        wide = computed_in(dtype)
-        value = b.cast(value, wide)
-        if wide.is_float:
-            value = b.select(b.ne(value, value), math.nan, b.add(value, b.constant(0.0, value.type)))
-            bits = b.bitcast(value, self.key)
-            # Negative numbers are ordered against their bits, but for the sign.
-            key = b.xor(bits, b.and_(b.shr(bits, self.key.bits - 1), (1 << (self.key.bits - 1)) - 1))
-        elif dtype.kind == "uint" and dtype.bits == 64:
-            key = b.xor(b.bitcast(value, i64), -(2**63))
-        else:
-            key = b.cast(value, self.key)
-        return b.not_(key) if self.kernel.largest else key
+        return keys_of(self.b, value, self.kernel.dtype, self.kernel.largest)
 
     def give(self, x: Operand, indices: Sequence[Operand], place_of: Any) -> None:
         """Write the results: the element at `place_of(n)` of the row is the n-th."""
@@ -192,26 +172,18 @@ class _SortBuilder(StridedBuilder):
 
     # ---- many --------------------------------------------------------------------------------------------------------
 
-    def merge_sort(self, x: Operand, indices: Sequence[Operand], room: Value) -> None:
-        """Runs of 1, 2, 4, ... keys are merged between two halves of the memory, each with keys and their places."""
+    def order_all(self, x: Operand, indices: Sequence[Operand], room: Value) -> None:
+        """Bring all keys in order; of many only those that may be among the first k."""
         b, length = self.b, self.size("row0")
         stride = self.stride("x", "outer", len(self.dims))
         with b.loop(0, length) as i:
             key = self.keys(b.load(b["x"], b.add(x, b.mul(i, stride))))
             b.store(b.cast(key, i64), room, i)
             b.store(i, room, b.add(length, i))
-        one, zero = b.constant(1, types.scalar(i64)), b.constant(0, types.scalar(i64))
-        # Of many only those are sorted that may be among the first k.
         few = b.lt(b.mul(self.size("k"), 4), length)
         (count,) = b.branch(few, lambda: [self.candidates(room)], lambda: [b.index(length)])
-        with b.loop(0, 63, 1, [one, zero]) as state:
-            width, source = state.values
-            merges = b.lt(width, count)
-            target = b.sub(b.mul(length, 2), source)
-            with b.when(merges), b.loop(0, count, b.mul(width, 2)) as start:
-                self.merge(room, source, target, start, width, count)
-            state.yields([b.select(merges, b.mul(width, 2), width), b.select(merges, target, source)])
-        places = b.add(state.results[1], length)
+        ordering = Ordering(b, room, length, self.key.bits, self.wide)
+        places = b.add(ordering.ascending(b.index(count)), length)
         self.give(x, indices, lambda n: b.load(room, b.add(places, n)))
 
     def candidates(self, room: Value) -> Value:
@@ -246,20 +218,3 @@ class _SortBuilder(StridedBuilder):
             kept.yields([b.add(kept[0], b.cast(b.le(group(key), limit), i64))])
         found: Value = kept.results[0]
         return found
-
-    def merge(self, room: Value, source: Value, target: Value, start: Value, width: Value, count: Operand) -> None:
-        """Two neighbouring runs of `width` become one; of equal keys the left one comes first."""
-        b, length = self.b, self.size("row0")
-        middle = b.min(b.add(start, width), count)
-        end = b.min(b.add(middle, width), count)
-        with b.loop(start, end, 1, [start, middle]) as state:
-            left, right = state.values
-            mine = b.load(room, b.add(source, left))
-            other = b.load(room, b.add(source, b.min(right, b.sub(count, 1))))
-            takes = b.and_(b.lt(left, middle), b.or_(b.le(end, right), b.le(mine, other)))
-            chosen = b.select(takes, left, right)
-            b.store(b.select(takes, mine, other), room, b.add(target, state.index))
-            place = b.load(room, b.add(b.add(source, length), chosen))
-            b.store(place, room, b.add(b.add(target, length), state.index))
-            step = b.cast(takes, i64)
-            state.yields([b.add(left, step), b.add(right, b.sub(1, step))])
