@@ -1,7 +1,8 @@
 """Constant tensors that stay where they are: memory-mapped until somebody needs numbers, hashed once.
 
 `TensorData` is immutable. `ArrayData` holds a numpy array, `MappedData` a range of a mapped file (never copied on
-import), `UnresolvedData` only knows its hash: it prints and compares, and fails when its numbers are read.
+import), `ComputedData` what can be computed again, `UnresolvedData` only knows its hash: it prints and compares, and
+fails when its numbers are read.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import mmap
 import os
 import threading
 import weakref
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, ClassVar
@@ -23,6 +25,7 @@ from .dtypes import DType, from_numpy, string
 from .types import TensorType, tensor
 
 _COPY_CHUNK = 1 << 24
+_MIN_COMPUTED_BYTES = 1 << 16
 
 
 class MappedFile:
@@ -116,7 +119,12 @@ class TensorData:
         file.write(self.raw())
 
     def release(self) -> None:
-        """Say that the numbers are not needed for now: memory that can be filled again from a file is given back."""
+        """Say that the numbers are not needed for now: memory that can be filled again is given back."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that stay taken after `release`."""
+        return self.nbytes
 
     @cached_property
     def sha256(self) -> str:
@@ -192,6 +200,10 @@ class MappedData(TensorData):
     def release(self) -> None:
         self.file.release(self.offset, self.length)
 
+    @property
+    def held_bytes(self) -> int:
+        return 0
+
     def write_to(self, file: BinaryIO) -> None:
         """Copy file to file inside the kernel, so that the pages do not enter this process's memory."""
         file.flush()
@@ -209,6 +221,48 @@ class MappedData(TensorData):
                 raise OSError(f"{self.file.path} became shorter while it was being copied")
             done += copied
         file.seek(0, os.SEEK_END)
+
+
+class ComputedData(TensorData):
+    """A constant that follows from others, its `sources`: `compute` gives the same `array` again when somebody needs it
+    after `release`. `computed` and `derived` make one where that pays."""
+
+    def __init__(
+        self, compute: Callable[[], np.ndarray], sources: Sequence[TensorData], array: np.ndarray, dtype: DType
+    ) -> None:
+        self.dtype, self.shape = dtype, tuple(array.shape)
+        self._compute, self._sources = compute, tuple(sources)
+        self._array: np.ndarray | None = self._settled(array)
+
+    def numpy(self) -> np.ndarray:
+        # Somebody may still use the array that was released here.
+        found = self._array if self._array is not None else self._used()
+        if found is None:
+            found = self._settled(self._compute())
+        self._array = found
+        return found
+
+    def _settled(self, array: np.ndarray) -> np.ndarray:
+        settled = np.asarray(array, dtype=self.dtype.numpy, order="C").view()
+        settled.flags.writeable = False
+        self._used: Callable[[], np.ndarray | None] = weakref.ref(settled)
+        self._release_sources()
+        return settled
+
+    def raw(self) -> memoryview:
+        return ArrayData(self.numpy(), self.dtype).raw()
+
+    def release(self) -> None:
+        self._array = None
+        self._release_sources()  # whose pages the array may be a view of
+
+    def _release_sources(self) -> None:
+        for source in self._sources:
+            source.release()
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(source.held_bytes for source in self._sources)
 
 
 class UnresolvedData(TensorData):
@@ -299,6 +353,29 @@ def from_raw(raw: memoryview | bytes, dtype: DType, shape: tuple[int, ...]) -> n
         array = np.frombuffer(raw, dtype.numpy).reshape(shape)
     array.flags.writeable = False
     return array
+
+
+def computed(
+    compute: Callable[[], np.ndarray], sources: Sequence[TensorData], array: np.ndarray, dtype: DType | None = None
+) -> TensorData:
+    """A constant with the elements of `array`, which `compute` makes of `sources`.
+
+    Its memory can be given back if it is large and the sources, which then stay, are in a file for the most part.
+    """
+    data = ArrayData(array, dtype)
+    is_worth_it = array.nbytes >= _MIN_COMPUTED_BYTES and data.dtype is not string
+    if not is_worth_it or 2 * sum(source.held_bytes for source in sources) > array.nbytes:
+        return data
+    return ComputedData(compute, sources, array, data.dtype)
+
+
+def derived(function: Callable[..., np.ndarray], *sources: TensorData, dtype: DType | None = None) -> TensorData:
+    """The constant that `function` makes of the elements of `sources`; a large one can be computed again."""
+
+    def compute() -> np.ndarray:
+        return function(*(source.numpy() for source in sources))
+
+    return computed(compute, sources, compute(), dtype)
 
 
 def as_data(value: object, dtype: DType | None = None) -> TensorData:

@@ -7,13 +7,14 @@ are rounded once, in small blocks, and read only if they change: they may be mos
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
-from ..graph.data import TensorData, UnresolvedData
+from ..graph.data import TensorData, UnresolvedData, derived
 from ..graph.types import TensorType
 from .rules import Match, Mismatch
 
@@ -32,7 +33,7 @@ def scaled(weight: np.ndarray, factor: np.ndarray | float) -> np.ndarray:
 class Linear:
     """One linear operation: its constant weight, and its bias in float64.
 
-    `changed` is the new weight, in the dtype of the old one; None while that may stay. `channels` is the number of
+    `data` is the weight, which is `changed` or still the operation's own. `channels` is the number of
     output channels, `groups` that of a convolution. `channel_axis` is the axis of the result that holds them, counted
     from the front.
     """
@@ -43,7 +44,7 @@ class Linear:
     channels: int
     groups: int
     channel_axis: int
-    changed: np.ndarray | None = None
+    changed: bool = False
 
     @property
     def is_convolution(self) -> bool:
@@ -51,11 +52,12 @@ class Linear:
 
     @property
     def weight(self) -> np.ndarray:
-        return self.data.numpy() if self.changed is None else self.changed
+        return self.data.numpy()
 
     def scale_outputs(self, scale: np.ndarray) -> None:
         """Multiply output channel c by scale[c]."""
-        self.changed = scaled(self.weight, self._along_outputs(scale))
+        factor = self._along_outputs(scale)
+        self._change(lambda weight: scaled(weight, factor))
         self.bias = self.bias * scale
 
     def shift_outputs(self, shift: np.ndarray) -> None:
@@ -70,25 +72,29 @@ class Linear:
             flat = filters.reshape(*filters.shape[:3], -1)
             moved = _float64_sum("goik,gi->go", flat, shift.reshape(self.groups, -1)).reshape(-1)
             lined_up = scale.reshape(self.groups, 1, -1, *(1,) * (weight.ndim - 2))
-            self.changed = scaled(filters, lined_up).reshape(weight.shape)
+            self._change(lambda weight: scaled(weight.reshape(filters.shape), lined_up).reshape(weight.shape))
         else:
             transposed = self.op.attr("transB", 0)
             moved = _float64_sum("oi,i->o" if transposed else "io,i->o", weight, shift)
             moved *= float(self.op.attr("alpha", 1.0))
-            self.changed = scaled(weight, scale if transposed else scale[:, None])
+            factor = scale if transposed else scale[:, None]
+            self._change(lambda weight: scaled(weight, factor))
         self.bias = self.bias + moved
 
     def build(self, b: OpBuilder) -> Value:
         """The changed operation."""
         op, dtype = self.op, self.data.dtype
         x, weight = op.operands[:2]
-        if self.changed is not None:
-            weight = b.const(self.changed, dtype)
+        if self.changed:
+            weight = b.const(self.data)
         bias = b.const(self.bias.astype(dtype.numpy), dtype)
         if op.name == "matmul":
             return b.create("gemm", [x, weight, bias]).result
         attributes = {name: value for name, value in op.attributes.items() if name != "beta"}
         return b.create(op.definition, [x, weight, bias], attributes).result
+
+    def _change(self, function: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.data, self.changed = derived(function, self.data, dtype=self.data.dtype), True
 
     def _along_outputs(self, scale: np.ndarray) -> np.ndarray:
         """`scale` shaped so that it multiplies the output channels of `weight`."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..graph.core import Operation, Use, Value
+from ..graph.data import derived
 from ..graph.infer import InferenceContext
 from ..graph.opdef import Trait
 from ..graph.types import TensorType
@@ -196,9 +197,10 @@ class _Rewrite:
             self.plain[value] = source
         elif data is not None and data.shape:
             # A constant with fewer axes gets the leading ones that broadcasting would give it.
-            array = data.numpy().reshape((1,) * (len(self.island.perm) - len(data.shape)) + data.shape)
-            plain = np.ascontiguousarray(array.transpose(inverse(self.island.perm)))
-            self.plain[value] = self.rewriter.before(user).const(plain, data.dtype)
+            shape = (1,) * (len(self.island.perm) - len(data.shape)) + data.shape
+            perm = inverse(self.island.perm)
+            plain = derived(lambda array: array.reshape(shape).transpose(perm), data, dtype=data.dtype)
+            self.plain[value] = self.rewriter.before(user).const(plain)
         elif _rank(value) == len(self.island.perm):
             b = self.rewriter.before(user)
             self.plain[value] = b.create("transpose", [value], {"perm": inverse(self.island.perm)}).result

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..graph.core import Block, Operation, Value
-from ..graph.data import TensorData
+from ..graph.data import TensorData, derived
 from ..graph.dims import Dim
 from ..graph.infer import InferenceContext
 from ..graph.opdef import Trait
@@ -327,7 +327,8 @@ class _Collapse:
         if len(shape) == 2:
             self.flat[value] = value
         elif data is not None:
-            self.flat[value] = self.rewriter.before(user).const(data.numpy().reshape(-1, data.shape[-1]), data.dtype)
+            rows = derived(lambda array: array.reshape(-1, array.shape[-1]), data, dtype=data.dtype)
+            self.flat[value] = self.rewriter.before(user).const(rows)
         else:
             producer = value.producer
             source = value if producer is None or producer.name != "reshape" else producer.operands[0]

@@ -34,6 +34,7 @@ from ..graph.infer import InferenceContext, infer_types
 from ..graph.types import TensorType, Type
 from .base import Pass
 from .inline_functions import key_of
+from .recompute import recomputed
 from .sizes import constant_bytes, operation_bytes, written_bytes
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ MAX_OPEN_ELEMENTS = 1 << 14
 MAX_INTERMEDIATE_BYTES = 1 << 26
 # Sizes are estimates: so much of a model's size (at most 4 percent) is kept free.
 MAX_MARGIN_BYTES = 1 << 13
+# What takes more for each element is not computed a second time, but kept.
+MAX_RECOMPUTED_OPERATIONS = 1 << 10
 KEPT = frozenset({"quantize_linear", "dequantize_linear", "dynamic_quantize_linear"})
 
 
@@ -225,9 +228,15 @@ class _Folding:
         for result in op.results:
             if result.use_count and not isinstance(computed[result], np.ndarray):
                 return None
-            found.append(ArrayData(computed[result]) if result.use_count else None)
+            found.append(self._data(result, computed[result], cone) if result.use_count else None)
         # The estimate was one where the types leave the size open.
         return found if self._fits(_total_bytes(found) - freed) else None
+
+    def _data(self, result: Value, array: np.ndarray, cone: Sequence[Operation]) -> TensorData:
+        """A constant of these elements: a large one that took little time can be computed again."""
+        is_plain = not any(step.regions or self._function(step) is not None for step in cone)
+        is_cheap = sum(map(self._operations, cone)) <= MAX_RECOMPUTED_OPERATIONS * array.size
+        return recomputed(result, array, cone) if is_plain and is_cheap else ArrayData(array)
 
     def _is_affordable(self, cone: Sequence[Operation]) -> bool:
         held = sum(data.nbytes for step in cone for data in map(self.inference.data, _inputs(step)) if data is not None)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
-from ..graph.data import UnresolvedData
+from ..graph.data import UnresolvedData, derived
 from .affine import LINEAR, Linear, per_channel, read_linear, scaled
 from .base import RulePass
 from .pattern import PatternBuilder, PatternValue
@@ -129,7 +129,8 @@ def scale_constants(m: Match, targets: list[tuple[Operation, int]], factor: floa
     for op, index in targets:
         data = m.data(op.operands[index])
         assert data is not None
-        weight = m.rewriter.before(op).const(scaled(data.numpy(), factor), data.dtype)
+        changed = derived(lambda weight: scaled(weight, factor), data, dtype=data.dtype)
+        weight = m.rewriter.before(op).const(changed)
         m.rewriter.set_operand(op, index, weight)
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..graph.core import Block, Operation, Value
-from ..graph.data import TensorData, UnresolvedData
+from ..graph.data import TensorData, UnresolvedData, derived
 from ..graph.types import TensorType
 from .base import Pass
 from .proofs import made_by
@@ -163,8 +163,9 @@ def _merged(b: OpBuilder, siblings: list[Sibling]) -> list[Value]:
 
 def _joined(b: OpBuilder, siblings: list[Sibling], operand: int, axis: int) -> Value:
     parts = [_constant(sibling.op.operands[operand]) for sibling in siblings]
-    arrays = [part.numpy() for part in parts if part is not None]
-    if axis == -1:
-        arrays = [array.reshape(-1) for array in arrays]
+
+    def join(*arrays: np.ndarray) -> np.ndarray:
+        return np.concatenate([array.reshape(-1) if axis == -1 else array for array in arrays], axis)
+
     assert parts[0] is not None
-    return b.const(np.concatenate(arrays, axis), parts[0].dtype)
+    return b.const(derived(join, *(part for part in parts if part is not None), dtype=parts[0].dtype))

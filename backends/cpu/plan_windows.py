@@ -263,10 +263,12 @@ class Filters:
 
     def array(self) -> np.ndarray:
         """The elements of constant filters [groups * outputs, channels, *kernel]."""
-        flat = self.view.storage.array
-        assert flat is not None
-        taken = take(flat.reshape(-1), self.view.layout)
-        return taken.reshape(-1, *taken.shape[2:])
+        array, layout = self.view.storage.array, self.view.layout
+        assert array is not None
+        flat = array.reshape(-1)
+        is_whole = layout.is_contiguous
+        taken = flat[layout.offset : layout.offset + layout.size] if is_whole else take(flat, layout)
+        return taken.reshape(-1, *layout.shape[2:])
 
 
 def groups_of(op: Operation) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...graph.core import Operation, Value
+from ...graph.data import TensorData
 from ...graph.diagnostics import ExecutionError, TilewrightError
 from ...graph.dtypes import DType
 from ...graph.evaluation import evaluate_op
@@ -37,11 +38,11 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Storage:
-    """Memory that values lie in: a constant's `array`, the segment's input `slot`, the record of a `fault` by its
-    number, one `value` that follows from sizes, or (none of them) `bytes` of its own."""
+    """Memory that values lie in: a `constant`, the segment's input `slot`, the record of a `fault` by its number, one
+    `value` that follows from sizes, or (none of them) `bytes` of its own."""
 
     bytes: int
-    array: np.ndarray | None = None
+    constant: TensorData | np.ndarray | None = None
     slot: int | None = None
     fault: int | None = None
     value: tuple[Any, np.dtype] | None = None
@@ -49,7 +50,12 @@ class Storage:
     @property
     def is_own(self) -> bool:
         """Whether it is room in the arena."""
-        return self.array is None and self.slot is None and self.fault is None and self.value is None
+        return self.constant is None and self.slot is None and self.fault is None and self.value is None
+
+    @property
+    def array(self) -> np.ndarray | None:
+        """The elements of a constant. Those of a model's own are not kept here, as hardly any are read once packed."""
+        return self.constant.numpy() if isinstance(self.constant, TensorData) else self.constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +216,7 @@ class Planner:
         self.halos: dict[Storage, tuple[Strided, Halo]] = {}
         self._known: dict[Value, np.ndarray | TracedArray] = dict(values)
         self._views: dict[Value, View] = {}
-        self._constants: dict[int, tuple[np.ndarray, Storage]] = {}
+        self._constants: dict[int, tuple[np.ndarray | TensorData, Storage]] = {}
         self._wanted: dict[Value, Halo] = {}
         self._homes: dict[Value, tuple[Operation, int]] = {}
         for slot, value in enumerate(segment.inputs):
@@ -236,7 +242,8 @@ class Planner:
     def shape(self, value: Value) -> Shape:
         found = self.shapes.get(value)
         if found is None:
-            found = self.shapes[value] = self.known(value).shape
+            data = data_of(value)
+            found = self.shapes[value] = self.known(value).shape if data is None else data.shape
         return found
 
     def known(self, value: Value) -> np.ndarray:
@@ -246,7 +253,7 @@ class Planner:
             data = data_of(value)
             if data is None:
                 raise KeyError(f"%{value.name} is not known when a run is planned")
-            found = self._known[value] = data.numpy()
+            return data.numpy()
         return found.elements() if isinstance(found, TracedArray) else found
 
     def is_known(self, value: Value) -> bool:
@@ -271,9 +278,11 @@ class Planner:
         """Where the value lies."""
         found = self._views.get(value)
         if found is None:
-            known = self._known.get(value)
+            known, data = self._known.get(value), data_of(value)
             if isinstance(known, TracedArray):
                 found = self.number(known.number, dtype_of(value), known.shape)
+            elif known is None and data is not None:
+                found = self._stored(data)
             else:
                 found = self.constant(as_numbers(self.known(value), value), dtype_of(value))
             self._views[value] = found
@@ -285,9 +294,15 @@ class Planner:
             raise UntraceableError("a constant is made of numbers that may differ")
         if id(array) not in self._constants:
             flat = np.ascontiguousarray(array)
-            self._constants[id(array)] = array, Storage(flat.nbytes, array=flat)
+            self._constants[id(array)] = array, Storage(flat.nbytes, flat)
         storage = self._constants[id(array)][1]
         return View(storage, dtype, Strided.contiguous(array.shape))
+
+    def _stored(self, data: TensorData) -> View:
+        """A view of a constant of the model."""
+        if id(data) not in self._constants:
+            self._constants[id(data)] = data, Storage(data.elements * data.dtype.numpy.itemsize, data)
+        return View(self._constants[id(data)][1], data.dtype, Strided.contiguous(data.shape))
 
     def number(self, value: Any, dtype: DType, shape: Shape = ()) -> View:
         """A view of a number, or of an array, that follows from sizes."""

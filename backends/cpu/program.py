@@ -170,9 +170,11 @@ class Outline:
         if storage.value is not None:
             self.values.append(storage.value[0])
             return NULL, 0, storage.bytes
-        if storage.array is not None:
-            self.keep.append(storage.array)
-            return NULL, storage.array.ctypes.data, storage.array.nbytes
+        array = storage.array
+        if array is not None:
+            storage.constant = array
+            self.keep.append(array)
+            return NULL, array.ctypes.data, array.nbytes
         if storage in self._slots:
             return self._slots[storage], 0, storage.bytes
         if storage.fault is not None:
@@ -371,7 +373,7 @@ def _output(planner: Planner, value: Value, taken: dict[Storage, int]) -> Storag
     """The storage of an output: its own if nothing else is in it and it is row-major, else that of a copy."""
     view = planner.view(value)
     storage = view.storage
-    is_own = value not in planner.apart and storage.array is None and storage.slot is None and storage not in taken
+    is_own = value not in planner.apart and storage.constant is None and storage.slot is None and storage not in taken
     if is_own and _fills(view):
         return storage
     copied = planner.copied(view)

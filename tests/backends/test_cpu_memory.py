@@ -14,7 +14,7 @@ import pytest
 import tilewright
 from tilewright.backends.cpu import executable as executable_module
 from tilewright.backends.cpu.executable import CpuExecutable
-from tilewright.graph.data import MappedData, MappedFile
+from tilewright.graph.data import ArrayData, ComputedData, MappedData, MappedFile, derived
 from tilewright.graph.dtypes import f32
 from tilewright.graph.model_builder import Builder
 
@@ -40,6 +40,42 @@ def test_released_pages_are_read_again(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.numpy(), numbers)
     MappedData(data.file, 4, 8, f32, (2,)).release()  # less than a page
     MappedData(data.file, 4, 0, f32, (0,)).release()
+
+
+def test_what_follows_from_a_file_is_computed_again(tmp_path: Path) -> None:
+    numbers = np.arange(1 << 16, dtype=np.float32).reshape(256, 256)
+    path = tmp_path / "numbers"
+    path.write_bytes(numbers.tobytes())
+    stored = MappedData(MappedFile.open(path), 0, numbers.nbytes, f32, numbers.shape)
+    calls: list[int] = []
+
+    def turn(array: np.ndarray) -> np.ndarray:
+        calls.append(1)
+        return array.T
+
+    data = derived(turn, stored, dtype=f32)
+    assert isinstance(data, ComputedData)
+    assert data.held_bytes == 0
+    data.release()
+    first = data.numpy()
+    data.release()
+    assert data.numpy() is first  # somebody has it still
+    np.testing.assert_array_equal(first, numbers.T)
+    assert not first.flags.writeable
+    twice = derived(lambda array: array * 2, data, dtype=f32)
+    del first
+    twice.release()
+    np.testing.assert_array_equal(twice.numpy(), 2 * numbers.T)
+    assert len(calls) == 3
+    assert twice.same_as(ArrayData(2 * numbers.T))
+
+
+def test_what_follows_from_memory_or_is_small_stays(tmp_path: Path) -> None:
+    held = ArrayData(np.ones((256, 256), np.float32))
+    assert isinstance(derived(lambda array: array + 1, held), ArrayData)
+    path = tmp_path / "numbers"
+    path.write_bytes(bytes(16))
+    assert isinstance(derived(lambda array: array + 1, MappedData(MappedFile.open(path), 0, 16, f32, (4,))), ArrayData)
 
 
 def test_packed_weights_are_there_once(tmp_path: Path) -> None:
@@ -155,3 +191,32 @@ def test_memory_stays_flat_over_many_sizes() -> None:
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+def test_folded_weights_are_there_once(tmp_path: Path) -> None:
+    """Filters that take in a normalization are kept as kernels read them; others compute them again."""
+    b = Builder("folded")
+    y = b.input("x", f32["n", 64, 9, 9])
+    weights = [random.normal(size=(64, 64, 3, 3)).astype(np.float32) / 24 for _ in range(3)]
+    for filters in weights:
+        scale, shift, mean = (random.normal(size=64).astype(np.float32) for _ in range(3))
+        y = b.conv(y, filters, pads=[1, 1, 1, 1])
+        y = b.relu(b.batch_normalization(y, scale, shift, mean, random.uniform(1, 2, 64).astype(np.float32)))
+    b.output(y, "y")
+    tilewright.save(b.build(), tmp_path / "folded.onnx")
+    module = tilewright.load(tmp_path / "folded.onnx")
+    executable = tilewright.compile(module, target="cpu", threads=1)
+    assert isinstance(executable, CpuExecutable)
+    folded = [
+        data for op in executable.module.walk()
+        if op.name == "const" and isinstance(data := op.attributes["value"], ComputedData)
+    ]  # fmt: skip
+    assert len(folded) == 3
+    assert all(data._array is None and data._used() is None for data in folded)
+    reference = tilewright.compile(module, target="reference")
+    for batch in (1, 2, 5):
+        x = random.normal(size=(batch, 64, 9, 9)).astype(np.float32)
+        np.testing.assert_allclose(executable.run({"x": x})["y"], reference.run({"x": x})["y"], rtol=1e-3, atol=1e-3)
+    tilewright.save(tilewright.optimize(module).module, tmp_path / "written.onnx")
+    again = tilewright.compile(tmp_path / "written.onnx", target="cpu", threads=1)
+    np.testing.assert_allclose(again.run({"x": x})["y"], executable.run({"x": x})["y"], rtol=1e-4, atol=1e-4)

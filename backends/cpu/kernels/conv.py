@@ -50,7 +50,7 @@ from .image import (
     share,
     tile_strides,
 )
-from .pack import packed_panels
+from .pack import fill_panels, on_cache_lines, packed_panels
 from .tile import Epilogue, EpilogueOperand, Size, Target, Tile, finishing_body
 
 # Of an image with at most so many tiles, the filters of the next panel are fetched while this one is used.
@@ -238,12 +238,15 @@ def packed_filters(w: np.ndarray, conv: Conv, tiling: ConvTiling) -> np.ndarray:
     if tiling.together > 1:
         filters = filters.reshape(-1, tiling.together, *shape[1:]).transpose(0, 4, 3, 1, 2)
         return packed_panels(filters.reshape(-1, conv.depth, tiling.lanes), tiling.lanes)
-    strips = []
+    panels = -(-conv.outputs // tiling.columns)
+    packed = on_cache_lines(conv.groups * panels * conv.depth * tiling.columns, filters.dtype)
+    target = packed.reshape(conv.groups, panels, conv.depth, tiling.columns)
     for first, last in part_bounds(conv, tiling):
         strip = filters[:, :, first:last]
         order = strip.transpose(0, 3, 2, 1) if conv.x.channel == 1 else strip.transpose(0, 2, 3, 1)
-        strips.append(order.reshape(conv.groups, (last - first) * conv.window.taps, conv.outputs))
-    return packed_panels(np.concatenate(strips, 1), tiling.columns)
+        rows = target[:, :, first * conv.window.taps : last * conv.window.taps]
+        fill_panels(rows.reshape(*rows.shape[:2], *order.shape[1:3], tiling.columns), order, 1)
+    return packed
 
 
 def part_bounds(conv: Conv, tiling: ConvTiling) -> Iterator[tuple[int, int]]:

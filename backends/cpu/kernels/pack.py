@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ....graph.core import Value
@@ -144,13 +146,24 @@ def strip_size(width: int, depth: int, dtype: DType, lanes: int) -> int:
 def packed_panels(matrix: np.ndarray, columns: int) -> np.ndarray:
     """A constant B of shape [..., k, n] as panels [..., ceil(n / columns), k, columns], zeros at the edge; flat."""
     *batch, k, n = matrix.shape
-    panels = -(-n // columns)
-    padded = np.zeros((*batch, k, panels * columns), matrix.dtype)
-    padded[..., :n] = matrix
-    split = np.moveaxis(padded.reshape(*batch, k, panels, columns), -3, -2)
-    packed = on_cache_lines(split.size, matrix.dtype)
-    packed.reshape(split.shape)[...] = split
+    shape = *batch, -(-n // columns), k, columns
+    packed = on_cache_lines(math.prod(shape), matrix.dtype)
+    fill_panels(packed.reshape(shape), matrix, len(batch))
     return packed
+
+
+def fill_panels(target: np.ndarray, matrix: np.ndarray, batch: int) -> None:
+    """Write a matrix [*batch, *rows, n], with so many dims of the first kind, into the panels [*batch,
+    ceil(n / columns), *rows, columns], without a copy in between."""
+    columns, n = target.shape[-1], matrix.shape[-1]
+    whole, rest = divmod(n, columns)
+    before = (slice(None),) * batch
+    split = matrix[..., : whole * columns].reshape(*matrix.shape[:-1], whole, columns)
+    target[(*before, slice(whole))] = np.moveaxis(split, -2, batch)
+    if rest:
+        edge = target[(*before, whole)]
+        edge[..., :rest] = matrix[..., whole * columns :]
+        edge[..., rest:] = 0
 
 
 def on_cache_lines(count: int, dtype: np.dtype) -> np.ndarray:

@@ -16,6 +16,7 @@ those that see it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -42,8 +43,11 @@ from .image import (
     share,
     tile_strides,
 )
-from .pack import packed_panels
+from .pack import fill_panels, on_cache_lines
 from .tile import Epilogue, EpilogueOperand, Given, Size, Target, Tile, epilogue_body
+
+# So many elements are transformed at a time when filters are constant.
+_TRANSFORMED_ELEMENTS = 1 << 18
 
 # Filters are transformed by these (G of the papers), for outputs of 2 x 2 and of 4 x 4.
 _FILTERS = {
@@ -228,11 +232,17 @@ def _sum_step(tiling: WinogradTiling) -> int:
 
 def transformed_filters(w: np.ndarray, conv: Conv, tiling: WinogradTiling) -> np.ndarray:
     """Filters [outputs, channels, 3, 3] transformed: for each panel and element channels, columns; flat."""
-    matrix = _FILTERS[tiling.size]
-    exact = w.reshape(conv.outputs, conv.channels, 3, 3).astype(np.float64)
-    # [element, channel, output]
-    turned = np.einsum("iy,ocyx,jx->ijco", matrix, exact, matrix, optimize=True)
-    return packed_panels(turned.reshape(-1, conv.outputs).astype(conv.dtype.numpy), tiling.columns)
+    matrix, columns = _FILTERS[tiling.size], tiling.columns
+    filters = w.reshape(conv.outputs, conv.channels, 3, 3)
+    shape = -(-conv.outputs // columns), matrix.shape[0], matrix.shape[0], conv.channels, columns
+    packed = on_cache_lines(math.prod(shape), conv.dtype.numpy)
+    # A few panels at a time: in float64 they are large.
+    count = max(1, _TRANSFORMED_ELEMENTS * shape[0] // max(1, packed.size))
+    for first in range(0, shape[0], count):
+        exact = filters[first * columns : (first + count) * columns].astype(np.float64)
+        turned = np.einsum("iy,ocyx,jx->ijco", matrix, exact, matrix, optimize=True)
+        fill_panels(packed.reshape(shape)[first : first + count], turned, 0)
+    return packed
 
 
 @dataclass(frozen=True)
