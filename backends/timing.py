@@ -22,6 +22,8 @@ Runner: TypeAlias = Callable[[Feeds], Mapping[str, Any]]
 
 PEERS = ("onnxruntime", "openvino")
 WARM_UP = 2
+WARM_SECONDS = 0.001  # of runs that do not count before each that does
+LOOK_SECONDS, PATIENCE_SECONDS = 0.01, 0.5
 
 
 @dataclass
@@ -59,12 +61,12 @@ def compare_times(
     peers: Sequence[str],
     threads: int,
     runs: int,
-    settle: int = 0,
 ) -> list[Timing]:
     """Time Tilewright's cpu target and `peers` in turn, `runs` times each, all in float32 on `threads` threads.
 
-    `settle` runs are made before each that counts: what the others left in the caches, and their threads that still
-    wait for work, then disturb less.
+    A turn is what a program sees that uses one runtime: it begins when the threads of the one before it have gone to
+    sleep (some spin for 50 ms, on a core that the next one needs), and runs once, a millisecond at least, before the
+    run that counts.
     """
     names = ["tilewright", *peers]
     runners = [compile_module(module, "cpu", threads).run, *(peer_runner(name, path, threads) for name in peers)]
@@ -72,8 +74,8 @@ def compare_times(
     outputs: list[Mapping[str, Any]] = [{}] * len(names)
     for round_index in range(runs + WARM_UP):
         for index, runner in enumerate(runners):
-            for _ in range(settle):
-                runner(feeds)
+            _wait_for_idle_threads()
+            _warm(runner, feeds)
             started = time.perf_counter()
             outputs[index] = runner(feeds)
             if round_index >= WARM_UP:
@@ -81,6 +83,23 @@ def compare_times(
     if len(names) > 1:
         timings[0].largest_error = largest_error(outputs[0], outputs[1])
     return timings
+
+
+def _wait_for_idle_threads() -> None:
+    """Return once no thread of this process computes, or spins waiting for work; after half a second in any case."""
+    deadline = time.perf_counter() + PATIENCE_SECONDS
+    while time.perf_counter() < deadline:
+        used = time.process_time()
+        time.sleep(LOOK_SECONDS)
+        if time.process_time() - used < LOOK_SECONDS / 10:
+            return
+
+
+def _warm(runner: Runner, feeds: Feeds) -> None:
+    until = time.perf_counter() + WARM_SECONDS
+    runner(feeds)
+    while time.perf_counter() < until:
+        runner(feeds)
 
 
 def largest_error(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:

@@ -48,7 +48,7 @@ def times(model: str, feeds: str, threads: int, runs: int, peers: Sequence[str])
             able.append(peer)
         except Exception as error:
             errors[peer] = str(error).strip().splitlines()[-1]
-    timings = compare_times(model, tilewright.load(model), arrays, able, threads, runs, settle=1)
+    timings = compare_times(model, tilewright.load(model), arrays, able, threads, runs)
     return {
         "median_ms": {timing.name: timing.median for timing in timings},
         "least_ms": {timing.name: min(timing.milliseconds) for timing in timings},
