@@ -13,7 +13,10 @@ from ..data import TensorData
 from ..diagnostics import UsageError
 from ..dims import Dim, prove_equal
 from ..dtypes import DType
+from ..evaluation import evaluate_op
+from ..infer import InferenceContext
 from ..location import UNKNOWN, Location
+from ..opdef import Trait
 from ..types import TensorType
 
 if TYPE_CHECKING:
@@ -80,6 +83,23 @@ class GradientBuilder(OpBuilder):
             name = value.name if value is not None else None
             raise UsageError("gradient/untyped", f"the type of %{name or '?'} is not known; run infer-shapes first")
         return value.type.dtype
+
+    def elements(self, value: Value | None) -> np.ndarray | None:
+        """The numbers of an operand that constants and shapes alone make: its own, or those of a few operations on
+        such, as exporters write scales; None if a run decides them."""
+        known = None if value is None else InferenceContext(self.symbols).constant(value)
+        if known is not None or value is None or value.producer is None:
+            return known
+        op = value.producer
+        if len(op.results) > 1 or op.regions or op.definition.traits & {Trait.RANDOM, Trait.EFFECT}:
+            return None
+        operands = [None if operand is None else self.elements(operand) for operand in op.operands]
+        if any(operand is not None and array is None for operand, array in zip(op.operands, operands, strict=True)):
+            return None
+        if op.name == "const" or sum(array.size for array in operands if array is not None) > _SHARED_ELEMENTS:
+            return None
+        found: np.ndarray = evaluate_op(op, operands)[0]
+        return found
 
     # ---- constants and shapes as values --------------------------------------------------------------------------
 

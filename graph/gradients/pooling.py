@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..infer import InferenceContext
 from ..ops.convolution import Window
 from ..ops.pooling_numeric import average_pool, lp_pool, number, pads_of
 from .convolution import same_pads
@@ -69,8 +68,11 @@ def max_unpool(op: Operation, grads: Sequence[Value | None], b: GradientBuilder)
     return [take_flat(b, grad, op.operands[1])]
 
 
-def window_sums(op: Operation, b: GradientBuilder, x: Value) -> Value:
-    """The sum of each window of x, by a convolution with ones that takes each channel for an image."""
+def window_sums(op: Operation, b: GradientBuilder, x: Value, is_padded: bool = False) -> Value:
+    """The sum of each window of x, by a convolution with ones that takes each channel for an image.
+
+    `is_padded`: the pads that the pool gives as numbers are there already.
+    """
     window = Window.of(op, op.attr("kernel_shape"))
     rank = len(window.kernel)
     spatial = b.known_shape(x)[2:]
@@ -86,8 +88,11 @@ def window_sums(op: Operation, b: GradientBuilder, x: Value) -> Value:
         unknown = [stride - 1 if window.ceil_mode else 0 for stride in window.strides]
         after = [
             pad + (_reach(window, axis, size) if isinstance(size, int) else unknown[axis])
-            for axis, (pad, size) in enumerate(zip(after, spatial, strict=True))
+            for axis, (pad, size) in enumerate(zip(after, b.known_shape(op.operands[0])[2:], strict=True))
         ]
+        if is_padded:
+            after = [end - pad for end, pad in zip(after, window.after, strict=True)]
+            before = [0] * rank
     head = b.create("shape", [x], {"end": 2}).result
     planes = b.reshape(x, b.concat(b.ints([-1, 1]), b.create("shape", [x], {"start": 2}).result, axis=0))
     ones = b.const(np.ones((1, 1, *[number(size) for size in window.kernel]), b.dtype(x).numpy))
@@ -124,10 +129,15 @@ def average(op: Operation, b: GradientBuilder) -> Sequence[Value]:
         ones = np.ones((1, 1, *[number(size) for size in sizes]), np.float64)
         counted = _counts(window, ones, bool(op.attr("count_include_pad")))
         return [b.div(total, b.const(counted.astype(b.dtype(x).numpy)))]
-    if op.attr("count_include_pad") and not window.ceil_mode:
+    dims = b.dims(x)
+    if not op.attr("count_include_pad"):
+        return [b.div(total, window_sums(op, b, b.expand(b.number(x, 1.0), dims)))]
+    if not window.ceil_mode or window.auto_pad.startswith("SAME"):
         return [b.mul(total, 1 / whole)]
-    counts = window_sums(op, b, b.expand(b.number(x, 1.0), b.dims(x)))
-    return [b.div(total, counts)]
+    # A pad counts, what a last window sees beyond it does not.
+    pads = np.add(window.before, window.after).astype(np.int64)
+    counted = b.expand(b.number(x, 1.0), b.add(dims, b.const(np.concatenate([np.zeros(2, np.int64), pads]))))
+    return [b.div(total, window_sums(op, b, counted, is_padded=True))]
 
 
 def _counts(window: Window, ones: np.ndarray, count_padding: bool) -> np.ndarray:
@@ -186,8 +196,7 @@ def global_lp_pool(op: Operation, b: GradientBuilder) -> Sequence[Value]:
 def columns_to_image(op: Operation, b: GradientBuilder) -> Sequence[Value] | None:
     """Each column's elements added at the places that its window has in the padded image, which is then cut."""
     columns = op.operand_values[0]
-    context = InferenceContext(b.symbols)
-    image, block = context.constant(op.operands[1]), context.constant(op.operands[2])
+    image, block = b.elements(op.operands[1]), b.elements(op.operands[2])
     if image is None or block is None:
         return None
     rank = len(image)

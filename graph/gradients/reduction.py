@@ -155,7 +155,7 @@ def cumsum(op: Operation, grads: Sequence[Value | None], b: GradientBuilder) -> 
 def cumprod(op: Operation, b: GradientBuilder) -> Sequence[Value] | None:
     """For each place the product of a masked row: n^2 factors, but exact where one is zero."""
     x = op.operand_values[0]
-    known = InferenceContext(b.symbols).constant(op.operands[1])
+    known = b.elements(op.operands[1])
     if known is None:
         return None
     rank = b.rank(x)

@@ -34,7 +34,7 @@ def resize(op: Operation, grads: Sequence[Value | None], b: GradientBuilder) -> 
     known = [
         1 if before == dim and not isinstance(before, int) else before for before, dim in zip(shape, after, strict=True)
     ]
-    given = [None if each is None else context.constant(each) for each in (roi, scales)]
+    given = [b.elements(each) for each in (roi, scales)]
     wanted = _elements(op, sizes, known, context)
     if not all(isinstance(dim, int) for dim in known) or (wanted is None and given[1] is None):
         factors = _repeats(op, len(known), given[1]) if scales is not None else None

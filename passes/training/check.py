@@ -216,27 +216,32 @@ def _only_has_parts(op: Operation) -> bool:
 def _widen_block(block: Block, context: InferenceContext) -> None:
     for argument in block.arguments:
         argument.type = _wide_type(argument.type)
+    as_they_are: set[Operation] = set()
+    for op in reversed(list(block)):
+        if _has_to_be_f32(op, as_they_are):
+            as_they_are.add(op)
     for op in block:
         for region in op.regions.values():
             _widen_block(region.block, context)
-        _widen(op, context)
+        if op not in as_they_are:
+            _widen(op, context)
     for output in block.outputs:
         output.type = None if output.type is None else _wide_type(output.type)
 
 
-def _has_to_be_f32(op: Operation) -> bool:
-    """Whether all users of a constant take no other type, as Resize its scales."""
-    schemas = [(use.user.definition.schema, use.position) for value in op.results for use in value.uses]
-    return bool(schemas) and all(
-        schema is not None and position < len(schema.onnx.inputs)
-        and schema.onnx.inputs[position].type_str == "tensor(float)"
-        for schema, position in schemas
-    )  # fmt: skip
+def _has_to_be_f32(op: Operation, others: set[Operation]) -> bool:
+    """Whether all users of what `op` makes take no other type, as Resize its scales, or are among `others`."""
+    uses = [use for value in op.results for use in value.uses]
+    return bool(uses) and all(use.user in others or _takes_f32(use.user, use.position) for use in uses)
+
+
+def _takes_f32(op: Operation, position: int) -> bool:
+    schema = op.definition.schema
+    inputs = () if schema is None else schema.onnx.inputs
+    return position < len(inputs) and inputs[position].type_str == "tensor(float)"
 
 
 def _widen(op: Operation, context: InferenceContext) -> None:
-    if op.name == "const" and _has_to_be_f32(op):
-        return
     for name, value in list(op.attributes.items()):
         if isinstance(value, TensorData):
             op.attributes[name] = _wide_data(value)

@@ -82,6 +82,8 @@ POOLS: list[dict[str, Any]] = [
     {"kernel_shape": [2, 2]},
     {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]},
     {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1},
+    {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1], "ceil_mode": 1},
+    {"kernel_shape": [2, 3], "strides": [3, 2], "pads": [0, 0, 1, 2], "dilations": [2, 1], "ceil_mode": 1},
     {"kernel_shape": [2, 2], "strides": [2, 2], "auto_pad": "SAME_UPPER"},
     {"kernel_shape": [2, 3], "dilations": [2, 1]},
     {"kernel_shape": [3, 3], "strides": [1, 2], "auto_pad": "SAME_LOWER"},
@@ -172,6 +174,26 @@ def test_resize(attributes: dict[str, Any]) -> None:
         return
     compare(lambda b, x: b.resize(x, None, None, np.array([2, 1, 3, 9]), **attributes), {"x": x}, **options)
     compare(lambda b, x: b.resize(x, None, np.array([2.0], np.float32), axes=[2], **attributes), {"x": x}, **options)
+
+
+def test_resize_by_scales_that_are_put_together() -> None:
+    """As exporters write them: the numbers follow from constants, but are none."""
+    module = tilewright.parse(
+        """
+        module onnx opsets={"": 21}
+        func @main(%x: f64[1, 2, 5, 6]) -> (%y: f64[1, 2, 8, 3]) {
+          %ones = const [1.0, 1.0] : f32[2]
+          %half = const [0.85, 0.3] : f32[2]
+          %rest = add %half, %half : f32[2]
+          %scales = concat %ones, %rest {axis=0} : f32[4]
+          %y = resize %x, none, %scales {mode="linear"} : f64[1, 2, 8, 3]
+          return %y
+        }
+        """
+    )
+    report = tilewright.train.check_gradients(module, {"x": normal(1, 2, 5, 6)}, tolerance=1e-5)
+    assert report.passed, report
+    assert all(each.analytic for each in report.checks)
 
 
 def test_resize_of_a_crop() -> None:
