@@ -198,5 +198,6 @@ class Layer:
             data = ArrayData(parameter.value)
             op = place.create("const", (), {"value": data}, result_types=[data.type])
             op.result.name = built.names.get(parameter)
+            op.metadata["parameter"] = parameter.trained
             built.tensors[parameter] = Tensor(op.result, b)
         return built.tensors[parameter]

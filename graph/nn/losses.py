@@ -90,11 +90,15 @@ def bce_logits(b: Builder, scores: Tensor, target: Tensor, *, reduction: str = "
 class Loss:
     """A loss with its options, for `train.step(loss=...)`; called on scores and target, it builds itself.
 
-    `of_classes`: the target are integers that name classes, not values.
+    `of_classes`: the target are integers that name classes, not values. `takes` says what the loss is of;
+    what the operators in `not_after` make is something else, for which there may be another loss `instead`.
     """
 
     function: Callable[..., Tensor]
     of_classes = False
+    takes = "values"
+    not_after: tuple[str, ...] = ()
+    instead = ""
 
     def __init__(self, **options: Any) -> None:
         self.options = options
@@ -113,6 +117,8 @@ class CrossEntropyLoss(Loss):
 
     function = staticmethod(cross_entropy)
     of_classes = True
+    takes = "scores"
+    not_after = ("softmax",)
 
 
 class NLLLoss(Loss):
@@ -120,6 +126,9 @@ class NLLLoss(Loss):
 
     function = staticmethod(nll)
     of_classes = True
+    takes = "logarithms of probabilities"
+    not_after = ("softmax",)
+    instead = "cross-entropy takes scores"
 
 
 class MSELoss(Loss):
@@ -144,6 +153,9 @@ class BCEWithLogitsLoss(Loss):
     """`bce_logits` with its options."""
 
     function = staticmethod(bce_logits)
+    takes = "scores"
+    not_after = ("sigmoid", "softmax")
+    instead = "bce takes probabilities"
 
 
 # What a command line or `train.step(loss=...)` may name.

@@ -87,4 +87,7 @@ def _start_batch_norm(op: Operation, rewriter: Rewriter, context: InferenceConte
 def _set_dropout(op: Operation, rewriter: Rewriter, training: bool) -> None:
     ratio = op.input("ratio")
     flag = rewriter.before(op).const(as_data(np.array(True))) if training else None
+    before = (*op.operands, None, None)[2]
     rewriter.set_operands(op, [op.operands[0], ratio, *([flag] if training else [])])
+    if before is not None and before.producer is not None and before.producer.name == "const" and not before.use_count:
+        rewriter.erase(before.producer)

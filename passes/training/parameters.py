@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 # Masks hold -inf, the least float, or a number such as -10000; no weight is as large.
 MASK = 1e4
 NARROW = (dtypes.f16, dtypes.bf16)
+# Where operators have weights and biases, and whose results biases are added to.
+WEIGHTS = {
+    "gemm": (1, 2), "matmul": (0, 1), "conv": (1, 2), "conv_transpose": (1, 2), "batch_normalization": (1, 2),
+    "instance_normalization": (1, 2), "group_normalization": (1, 2), "layer_normalization": (1, 2),
+    "rms_normalization": (1,), "prelu": (1,), "rnn": (1, 2, 3), "gru": (1, 2, 3), "lstm": (1, 2, 3),
+}  # fmt: skip
+PRODUCTS = ("matmul", "gemm", "conv", "conv_transpose", "einsum")
 
 
 @dataclass
@@ -92,15 +99,16 @@ def with_values(module: Module, values: Mapping[str, np.ndarray]) -> Module:
     return copy
 
 
-def chosen_parameters(module: Module, params: Any) -> list[str]:
+def chosen_parameters(module: Module, params: Any, log: DiagnosticLog | None = None) -> list[str]:
     """The names of the tensors to train: those in `params`, where `*` and `?` match as in file names; or by default all
-    float initializers of more than one element that are neither a mask nor statistics of a BatchNormalization.
+    parameters of layers, and all other float initializers that are neither one number, but for biases and their kin,
+    nor a mask nor statistics of a BatchNormalization. `log` is told of those that are left out.
 
     Raises UsageError, all findings at once, for names without a float value.
     """
     there = initial_values(module)
     if params is None:
-        return _default_parameters(module, there)
+        return _default_parameters(module, there, log)
     names: dict[str, None] = {}
     wrong = []
     for name in leaves(params):
@@ -137,11 +145,15 @@ def _is_float(value: Value) -> bool:
     return isinstance(value.type, TensorType) and value.type.dtype.kind == "float"
 
 
-def _default_parameters(module: Module, there: dict[str, Value]) -> list[str]:
+def _default_parameters(module: Module, there: dict[str, Value], log: DiagnosticLog | None = None) -> list[str]:
     candidates = {name: value for name, value in there.items() if _may_be_trained(value)}
     # Some exporters write weights as Constant nodes, all of them; otherwise those hold numbers of the computation.
     named = {name: value for name, value in candidates.items() if not _is_node(value)} or candidates
-    names = [name for name, value in named.items() if _looks_trained(data_of(module, value))] or list(named)
+    names = [name for name, value in named.items() if _looks_trained(data_of(module, value), value)] or list(named)
+    left = [name for name in named if name not in names]
+    if left and log is not None:
+        hint = "params=[...] (--params) names those to train"
+        log.remark("train/left-out", f"one number or a mask, so not trained: {listed(left)}", None, hint)
     if not names:
         hint = "name them: builder.const(array, name=...), or params=[...]"
         raise UsageError("train/no-parameter", "the model has no float initializer with a name", notes=[hint])
@@ -152,18 +164,40 @@ def _is_node(value: Value) -> bool:
     return value.producer is not None and "constant_node" in value.producer.metadata
 
 
+def _is_parameter(value: Value) -> bool | None:
+    """Whether a layer of `nn` trains it; None for what is no layer's."""
+    return None if value.producer is None else value.producer.metadata.get("parameter")
+
+
 def _may_be_trained(value: Value) -> bool:
+    declared = _is_parameter(value)
+    if declared is not None:
+        return declared
     statistics = any(use.user.name == "batch_normalization" and use.position > 2 for use in value.uses)
     rank = value.type.rank if isinstance(value.type, TensorType) else None
     return _is_float(value) and bool(rank) and not statistics
 
 
-def _looks_trained(data: TensorData) -> bool:
-    """Not one number, which is a factor of the computation, and no mask: those have -inf, or numbers as large."""
-    if data.elements < 2 or data.dtype.bits < 16:
+def _looks_trained(data: TensorData, value: Value) -> bool:
+    """Not one number, which is a factor of the computation unless an operator of layers has it as its weight or bias,
+    and no mask: those have -inf, or numbers as large."""
+    if _is_parameter(value):
+        return True
+    if (data.elements < 2 and not _is_of_layer(value)) or data.dtype.bits < 16:
         return False
     with np.errstate(all="ignore"):
         return bool(np.max(np.abs(data.numpy().astype(np.float32))) < MASK)
+
+
+def _is_of_layer(value: Value) -> bool:
+    """Whether `value` is the weight or the bias of an operator that has such, or is added to a product."""
+    for use in value.uses:
+        if use.position in WEIGHTS.get(use.user.name, ()):
+            return True
+        others = [each.producer for each in use.user.operand_values if each is not value]
+        if use.user.name == "add" and any(other is not None and other.name in PRODUCTS for other in others):
+            return True
+    return False
 
 
 def as_inputs(b: StepBuilder, module: Module, names: Sequence[str], master_weights: bool) -> list[Trainable]:

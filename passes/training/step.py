@@ -153,7 +153,7 @@ class _StepMaker:
     def make(self) -> Module:
         options, b = self.options, self.b
         remark_frozen(self.module, self.log)
-        names = chosen_parameters(self.module, options.params)
+        names = chosen_parameters(self.module, options.params, self.log)
         dropouts = training_dropouts(self.module)
         trainables = as_inputs(b, self.module, names, options.master_weights)
         step = b.state(b.unused("step"), np.array(0, np.int64))
@@ -222,6 +222,7 @@ class _StepMaker:
 
     def _named_loss(self, loss: Loss, outputs: dict[str, Tensor]) -> Tensor:
         b, scores = self.b, self._scores(outputs)
+        self._tell_of_scores(loss, scores, outputs)
         if scores.dtype in (dtypes.f16, dtypes.bf16):
             scores = b.cast(scores, to=dtypes.f32)
         shape, dtype = scores.shape, scores.dtype
@@ -237,6 +238,18 @@ class _StepMaker:
         if loss.of_classes and isinstance(count := shape[axis], int):
             self.classes[name] = count, loss.options.get("ignore_index")
         return loss(scores, b.input(name, type))
+
+    def _tell_of_scores(self, loss: Loss, scores: Tensor, outputs: dict[str, Tensor]) -> None:
+        """What the loss looks at; a softmax or sigmoid before a loss that has one of its own is a mistake."""
+        producer = scores.value.producer
+        name = next((each for each, tensor in outputs.items() if tensor.value is scores.value), scores.value.name)
+        self.log.remark("train/loss", f"the loss is {type(loss).function.__name__} of {name!r}")
+        if producer is None or producer.name not in loss.not_after:
+            return
+        operand = producer.operand_values[0].name
+        hint = f"output={operand!r} (--output-name {operand}) has the loss look at what goes into it" if operand else ""
+        message = f"the loss takes {loss.takes}, and {name!r} comes from {producer.op_type}"
+        self.log.warning("train/probabilities", message, producer.location, *filter(None, [hint, loss.instead]))
 
     def _scores(self, outputs: dict[str, Tensor]) -> Tensor:
         """The output that a named loss looks at."""

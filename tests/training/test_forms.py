@@ -37,6 +37,8 @@ def test_there_and_back() -> None:
     assert text_of_forms(back)[0] == ("batch_normalization", 0)
     expected = tilewright.compile(inference, target="reference").run({"x": X})["output"]
     for module in (back, train.inference_form(training)):
+        constants = [op for op in module.main.block if op.name == "const"]
+        assert all(op.result.use_count for op in constants), "the flag of a Dropout is left"
         np.testing.assert_array_equal(tilewright.compile(module, target="reference").run({"x": X})["output"], expected)
         assert tilewright.parity(module).passed
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tilewright
-from tilewright import Builder, f16, f32, i64, train
+from tilewright import Builder, f16, f32, i64, nn, train
 from tilewright.graph.diagnostics import DiagnosticLog, ExecutionError, UsageError
 from tilewright.passes.training.derivation import GradientError
 
@@ -286,6 +287,48 @@ def test_frozen_layers_are_told() -> None:
     log = DiagnosticLog()
     train.step(b.build(), "mse", log=log)
     assert any("form for inference" in each.message for each in log.diagnostics)
+
+
+def test_biases_of_one_element_are_trained(tmp_path: Path) -> None:
+    """As a layer's they are known; in a file they are what operators add."""
+    net = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm(1), nn.Flatten(), nn.Linear(4, 1)).initialize(0).train()
+    model, wanted = net.to_model(x=f32["n", 1, 2, 2]), list(net.parameters())
+    tilewright.save(model, tmp_path / "net.onnx")
+    for source in (model, tmp_path / "net.onnx"):
+        assert train.Trainer(train.step(source, "mse"), "reference").roles.parameters == wanted
+    x = np.random.default_rng(0).standard_normal((64, 4)).astype(np.float32)
+    line = train.Trainer(train.step(nn.Linear(4, 1).to_model(x=f32["n", 4]), "mse", train.SGD(0.2)), "reference")
+    losses = [line.step({"x": x, "target": x.sum(1, keepdims=True) + 5}) for _ in range(60)]
+    assert losses[-1] < 1e-3
+
+
+def test_what_is_left_out_is_told() -> None:
+    b = Builder()
+    x = b.input("x", f32["n", 4])
+    w, factor = b.const(np.ones((4, 2), np.float32), name="w"), b.const(np.ones(1, np.float32), name="factor")
+    b.output(x @ w * factor, "y")
+    log = DiagnosticLog()
+    train.step(b.build(), "mse", log=log)
+    assert [each.message for each in log.diagnostics] == [
+        "one number or a mask, so not trained: factor", "the loss is mse of 'y'", "1 tensors are trained: w",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("loss", "operator", "told"),
+    [
+        ("cross-entropy", "softmax", True), ("cross-entropy", "log_softmax", False), ("nll", "softmax", True),
+        ("nll", "log_softmax", False), ("bce-logits", "sigmoid", True), ("bce", "sigmoid", False),
+    ],
+)  # fmt: skip
+def test_losses_of_scores_and_of_probabilities(loss: str, operator: str, told: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Operator(operator)).to_model(x=f32["n", 4])
+    log = DiagnosticLog()
+    train.step(model, loss, log=log)
+    assert [each.code for each in log.warnings] == (["train/probabilities"] if told else [])
+    if told:
+        with pytest.warns(match=f"comes from {operator.capitalize()}"):
+            train.step(model, loss)
 
 
 def test_what_is_no_weight_is_not_trained_by_default() -> None:
