@@ -93,8 +93,9 @@ def step(
             name, which may add inputs.
         optimizer: an `Optimizer`, or its name in lower case.
         params: names of initializers, in any nesting, `*` and `?` matching as in file names. Default: all float ones
-            with a name and more than one element, but for masks and the running statistics of BatchNormalization. A
-            file does not tell weights from tables, such as frequencies: a remark in `log` lists what was chosen.
+            with a name, but for masks, the running statistics of BatchNormalization, and single numbers that are
+            neither of a layer of `nn` nor the weight or bias of an operator. A file does not tell weights from tables,
+            such as frequencies: remarks in `log` list what was chosen and what was not.
         output: the output, or any other tensor, that a named loss looks at (default: the first float output).
         target: a name for the input that it compares with.
         clip_value, clip_norm: bounds on each element of the gradients, and on the norm of all of them together.
@@ -106,9 +107,14 @@ def step(
         stops: as of `gradient`.
         passes: a pipeline to run on the result.
 
-    BatchNormalization and Dropout train only if they are in training form, which a remark in `log` tells. Raises
-    UsageError for what does not fit, GradientError for what cannot be differentiated.
+    BatchNormalization and Dropout train only if they are in training form, which a remark in `log` tells. Without a
+    `log`, warnings are Python's (ModelWarning). Raises UsageError for what does not fit, GradientError for what cannot
+    be differentiated.
     """
+    import warnings
+
+    from .graph.diagnostics import DiagnosticLog
+    from .importers.onnx.read import ModelWarning
     from .passes.context import PassContext
     from .passes.manager import PassManager
     from .passes.training.step import StepOptions, build_step
@@ -117,7 +123,10 @@ def step(
         loss, optimizer, params, output, target, clip_value, clip_norm, accumulate, loss_scale, seed, bn_variance,
         master_weights, stops,
     )  # fmt: skip
-    made = build_step(open_model(model).module, options, log)
+    found = DiagnosticLog() if log is None else log
+    made = build_step(open_model(model).module, options, found)
+    for each in found.warnings if log is None else ():
+        warnings.warn(each.render(), ModelWarning, stacklevel=2)
     if passes:
         PassManager.parse(passes).run(made, PassContext(may_grow=False))
     return made
@@ -152,6 +161,7 @@ def fit(
     on_step: Callable[[Run], None] | None = None,
     on_epoch: Callable[[Run], None] | None = None,
     on_start: Callable[[Run], None] | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> Run:
     """Train for `epochs` epochs, and return the losses and where it stopped.
 
@@ -161,13 +171,14 @@ def fit(
     `checkpoint` is a file, always whole, that is written after each `every` steps, at the end, and when Ctrl-C asks to
     stop; `resume` goes on from it, and losses are bit for bit those of a run that never stopped (if the data depends on
     epoch and seed alone). `on_step` and `on_epoch` are called with what was done so far,
-    `on_start` once before the first step with what was resumed.
+    `on_start` once before the first step with what was resumed. `facts` go into the checkpoint, and come back as
+    `resumed` of a run that goes on from it.
     """
     from .backends.training.loop import fit as run
 
     return run(
         trainer, data, epochs, checkpoint=checkpoint, every=every, resume=resume, on_step=on_step, on_epoch=on_epoch,
-        on_start=on_start,
+        on_start=on_start, facts=facts,
     )  # fmt: skip
 
 

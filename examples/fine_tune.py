@@ -9,6 +9,7 @@ not change, so the file is cut in two there: the front runs once, the back is tr
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -77,6 +78,7 @@ def run(training: int = 256, testing: int = 128, epochs: int = 8) -> tuple[float
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     try:
         before, after, trained = run()
     except Unavailable as reason:

@@ -8,6 +8,7 @@ With c = 1 the activations of each layer have half the variance of the one befor
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ def experiment(c: float) -> tuple[list[float], list[float]]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     found = {c: experiment(c) for c in (1.0, 2.0, 3.0)}
     OUTPUT.mkdir(parents=True, exist_ok=True)
     for index, direction in enumerate(("forward", "backward")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -46,6 +47,10 @@ def execute(options: dict[str, Any]) -> None:
             click.echo(f"the training step is in {options['export']}", err=True)
     if data is not None:
         _Training(model, step, data, options, files).run()
+
+
+# With these changed, a run that goes on is another run: what was held out may have been trained on.
+OF_THE_RUN = ("data", "loss", "validation")
 
 
 class _Files(NamedTuple):
@@ -136,6 +141,7 @@ class _Training:
         self, model: Module, step: Module, data: train.Dataset, options: dict[str, Any], files: _Files
     ) -> None:
         self.model, self.options = model, options
+        self.facts = _facts(options, data)
         anomaly = options["detect_anomaly"]
         self.trainer = train.Trainer(step, options["backend"], options["threads"], detect_anomaly=anomaly)
         data = _fitting(data, self.trainer)
@@ -150,7 +156,6 @@ class _Training:
 
     def run(self) -> None:
         options = self.options
-        wanted = bool(options["checkpoint"] or options["checkpoint_every"] or options["resume"])
         with _Bar(options["epochs"], len(self.batches)) as bar:
 
             def on_epoch(run: train.Run) -> None:
@@ -162,19 +167,24 @@ class _Training:
                 self.trainer,
                 self.batches,
                 options["epochs"],
-                checkpoint=self.checkpoint if wanted else None,
+                checkpoint=self.checkpoint,
                 every=options["checkpoint_every"],
                 resume=options["resume"],
                 on_start=self._say_where if options["resume"] else None,
                 on_step=bar.step,
                 on_epoch=on_epoch,
+                facts=self.facts,
             )
         if run.interrupted:
-            self._stop(run)
+            done = f"interrupted after {len(run.losses)} steps; {self.checkpoint} is saved, --resume goes on"
+            click.echo(done, err=True)
+            raise SystemExit(INTERRUPTED)
         self._finish(run)
 
     def _say_where(self, run: train.Run) -> None:
-        """Tell from where a run with --resume goes on."""
+        """Tell from where a run with --resume goes on. Raises UsageError if it is not the run that was begun."""
+        if run.resumed:
+            self._compare(run.resumed)
         done, total = len(run.losses), self.options["epochs"] * len(self.batches)
         if not self.checkpoint.exists():
             text = f"there is no checkpoint {self.checkpoint}: training starts from the beginning"
@@ -184,11 +194,17 @@ class _Training:
             text = f"resumed at step {done} of {total}, from {self.checkpoint}"
         click.echo(text, err=True)
 
-    def _stop(self, run: train.Run) -> None:
-        saved = train.Checkpoint(self.trainer.state, run.epoch, run.batch, run.losses)
-        train.save_checkpoint(self.checkpoint, saved)
-        click.echo(f"interrupted after {len(run.losses)} steps; {self.checkpoint} is saved, --resume goes on", err=True)
-        raise SystemExit(INTERRUPTED)
+    def _compare(self, before: dict[str, Any]) -> None:
+        """Other data or another loss are another run; another learning rate may be meant."""
+        changed = [name for name, value in self.facts.items() if name in before and before[name] != value]
+        wrong = [name for name in changed if name in OF_THE_RUN]
+        texts = [f"{name} was {before[name]}, and is {self.facts[name]}" for name in changed]
+        if wrong:
+            hint = "--checkpoint with another file, or without --resume, begins another run"
+            message = f"{self.checkpoint} is of a run with other {' and '.join(wrong)}"
+            raise UsageError("train/resume", message, notes=[*texts, hint])
+        if changed:
+            click.echo(f"warning: this is not the run that was begun: {'; '.join(texts)}", err=True)
 
     def _finish(self, run: train.Run) -> None:
         trained = train.inference_form(self.trainer.trained(self.model))
@@ -241,6 +257,24 @@ class _Training:
                 right += int((np.argmax(scores, axis=1) == target).sum())
         found = {"validation loss": losses / count}
         return {**found, "accuracy": right / count} if right else found
+
+
+def _facts(options: dict[str, Any], data: train.Dataset) -> dict[str, Any]:
+    """What the losses of a run depend on, besides the model, which the names and shapes of its state tell."""
+    names = (
+        "loss", "validation", "optimizer", "learning_rate", "schedule", "warm_up", "weight_decay", "batch_size", "seed",
+        "clip_norm", "clip_value", "loss_scale", "training_form", "unbiased", "output_name", "target_name",
+    )  # fmt: skip
+    facts = {name.replace("_", "-"): options[name] for name in names}
+    content = hashlib.blake2b(digest_size=8)
+    for name, array in sorted(data.arrays.items()):
+        content.update(f"{name} {array.dtype} {array.shape}".encode())
+        content.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    if options["schedule"] == "cosine":
+        facts["epochs"] = options["epochs"]
+    if options["validation"]:
+        facts["validation"] = f"{options['validation']} drawn with seed {options['seed']}"
+    return {"data": f"{len(data)} examples ({content.hexdigest()})", **facts}
 
 
 def _fitting(data: train.Dataset, trainer: train.Trainer) -> train.Dataset:

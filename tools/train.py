@@ -57,8 +57,8 @@ def train(**options: Any) -> None:
     tilewright train model.onnx --data data.npz --loss cross-entropy --optimizer adam --epochs 10 -o trained.onnx
     tilewright train model.onnx --loss mse --export step.onnx    # a step that any ONNX runtime trains with
 
-    Ctrl-C stops after the step under way and saves a checkpoint; the same command with --resume goes on from there,
-    with the losses it would have had.
+    Ctrl-C stops after the step under way; the same command with --resume goes on from there, with the losses it would
+    have had, and with a larger --epochs trains on after the end. The checkpoint is written then and at the end.
     """
     from tilewright.tools._train import execute
 

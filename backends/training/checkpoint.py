@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +22,16 @@ _FACTS = "tilewright.json"
 
 @dataclass
 class Checkpoint:
-    """What a loop needs to go on: `state`, the `epoch` (from 0), how many of its batches are done, all losses."""
+    """What a loop needs to go on: `state`, the `epoch` (from 0), how many of its batches are done, all losses.
+
+    `facts`, which JSON can hold, say what else the run depends on, so that one that goes on can be compared.
+    """
 
     state: dict[str, np.ndarray]
     epoch: int = 0
     batch: int = 0
     losses: list[float] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
@@ -39,17 +44,18 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
     arrays = {f"state/{index}": _plain(array) for index, array in enumerate(checkpoint.state.values())}
     names = [[name, dtypes.from_numpy(array.dtype).name] for name, array in checkpoint.state.items()]
     facts = {"format": FORMAT, "state": names, "epoch": checkpoint.epoch, "batch": checkpoint.batch}
+    facts["facts"] = checkpoint.facts
     arrays["losses"] = np.array(checkpoint.losses, np.float64)
     arrays[_FACTS] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "xb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno is not None:
             raise OSError(error.errno, error.strerror, os.fspath(target)) from None
         raise
@@ -64,7 +70,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             if facts["format"] != FORMAT:
                 raise UsageError("train/checkpoint", f"{path}: format {facts['format']}, this version reads {FORMAT}")
             state = {name: _typed(file[f"state/{index}"], dtype) for index, (name, dtype) in enumerate(facts["state"])}
-            return Checkpoint(state, int(facts["epoch"]), int(facts["batch"]), file["losses"].tolist())
+            done = int(facts["epoch"]), int(facts["batch"]), file["losses"].tolist()
+            return Checkpoint(state, *done, facts.get("facts", {}))
     except (zipfile.BadZipFile, ValueError, KeyError, EOFError, TypeError) as error:
         hint = "it is not a checkpoint, or it is damaged; delete it to begin anew"
         raise UsageError("train/checkpoint", f"{path} cannot be read: {error}", notes=[hint]) from None

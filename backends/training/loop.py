@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Run:
-    """What `fit` did: the loss of each step (those before a resumed checkpoint too), and where it stopped."""
+    """What `fit` did: the loss of each step (those before a resumed checkpoint too), and where it stopped.
+
+    `resumed` are the facts of the run whose checkpoint it went on from, None if it went on from none.
+    """
 
     losses: list[float] = field(default_factory=list)
     epoch: int = 0
     batch: int = 0
     interrupted: bool = False
+    resumed: dict[str, Any] | None = None
 
 
 def fit(
@@ -43,13 +47,15 @@ def fit(
     on_step: Callable[[Run], None] | None = None,
     on_epoch: Callable[[Run], None] | None = None,
     on_start: Callable[[Run], None] | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> Run:
     """Train for `epochs` epochs of `data`: Batches, or any iterable of dicts or (x, target) that can be started again.
 
     `checkpoint` is a file that is written after each `every` steps, at the end, and when Ctrl-C asks to stop, which
     takes effect after the step under way. `resume` goes on from that file if it is there: with data that depends on
     epoch and seed alone, losses are bit for bit those of a run that never stopped. `on_start` is called once,
-    before the first step, with what was resumed.
+    before the first step, with what was resumed. `facts` go into the checkpoint: whatever in JSON a run that goes on
+    should be compared with.
 
     Raises UsageError for a damaged checkpoint or one of another step, ExecutionError from the step; the checkpoint that
     was there stays.
@@ -61,15 +67,16 @@ def fit(
     batches, run = as_batches(data), Run()
     if resume and checkpoint is not None and Path(checkpoint).exists():
         found = load_checkpoint(checkpoint)
-        trainer.load_state(found.state)
-        run = Run(found.losses, found.epoch, found.batch)
+        trainer.load_state(found.state, f"the state in {checkpoint}")
+        run = Run(found.losses, found.epoch, found.batch, resumed=found.facts)
 
     if on_start is not None:
         on_start(run)
 
     def save() -> None:
         if checkpoint is not None:
-            save_checkpoint(checkpoint, Checkpoint(trainer.state, run.epoch, run.batch, run.losses))
+            saved = Checkpoint(trainer.state, run.epoch, run.batch, run.losses, dict(facts or {}))
+            save_checkpoint(checkpoint, saved)
 
     with _interruptible() as stop:
         while run.epoch < epochs and not stop:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...graph.diagnostics import ExecutionError, UsageError
+from ...graph.diagnostics import ExecutionError, UsageError, listed
 from ...passes.training.parameters import with_values
 from ...passes.training.step import Roles
 from ..model_source import ModelLike, open_model
@@ -127,12 +127,19 @@ class Trainer:
 
         raise first_bad_number(self.module, feeds)
 
-    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from `state`. Raises UsageError unless it has exactly this step's tensors."""
-        wrong = sorted(set(state) ^ set(self.state))
-        wrong += [n for n in self.state if n in state and _kind(state[n]) != _kind(self.state[n])]
-        if wrong:
-            raise UsageError("train/state", f"this state is of another training step: {', '.join(wrong[:5])}")
+    def load_state(self, state: Mapping[str, np.ndarray], what: str = "this state") -> None:
+        """Go on from `state`. Raises UsageError, which calls it `what`, unless it has exactly this step's tensors."""
+        findings = {
+            "it lacks": [name for name in self.state if name not in state],
+            "only it has": [name for name in state if name not in self.state],
+            "of another shape or type are": [
+                name for name in self.state if name in state and _kind(state[name]) != _kind(self.state[name])
+            ],
+        }
+        notes = [f"{text} {listed(names)}" for text, names in findings.items() if names]
+        if notes:
+            hint = "the model, the optimizer, the parameters and how gradients are accumulated have to be the same"
+            raise UsageError("train/state", f"{what} is of another training step", notes=[*notes, hint])
         self.state = {name: np.array(state[name], order="C") for name in self.state}
         self._own = dict(self.state)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +87,53 @@ def test_resuming_from_nothing_starts_from_the_beginning(command: Callable[..., 
     assert result.code == 0
     assert "there is no checkpoint" in result.err
     assert "starts from the beginning" in result.err
+
+
+def test_a_run_that_ended_trains_on_as_one_of_more_epochs(command: Callable[..., Any], model: Path, data: Path) -> None:
+    arguments = [model, "--data", data, "--training-form", "--checkpoint", model.with_name("c.npz")]
+    expected = losses(command, *arguments, "--epochs", "4")
+    assert losses(command, *arguments, "--epochs", "2") == expected[:8]
+    mask = os.umask(0)
+    os.umask(mask)
+    assert model.with_name("c.npz").stat().st_mode & 0o777 == 0o666 & ~mask
+    assert losses(command, *arguments, "--epochs", "4", "--resume") == expected
+
+
+def test_resuming_another_run_is_refused_or_told(command: Callable[..., Any], model: Path, data: Path) -> None:
+    arguments = [model, "--data", data, "--epochs", "1", "-o", model.with_name("out.onnx")]
+    assert command("train", *arguments).code == 0
+    np.savez(data.with_name("other.npz"), x=POINTS, target=LABELS[::-1])
+    before = {path: path.read_bytes() for path in model.parent.iterdir()}
+    arguments += ["--resume", "--epochs", "2"]
+    for option, value, name in [
+        ("--data", data.with_name("other.npz"), "data"),
+        ("--loss", "nll", "loss"),
+        ("--validation", "0.3", "validation"),
+    ]:
+        result = command("train", *arguments, option, value)
+        assert result.code == 2
+        assert f"out.checkpoint.npz is of a run with other {name}\n  note: {name} was " in result.err
+    result = command("train", *arguments, "--optimizer", "momentum")
+    assert result.code == 2
+    assert "it lacks 0.weight_momentum" in result.err
+    assert "only it has 0.weight_mean" in result.err
+    assert {path: path.read_bytes() for path in model.parent.iterdir()} == before
+    result = command("train", *arguments, "--learning-rate", "0.5")
+    assert result.code == 0
+    assert "this is not the run that was begun: learning-rate was None, and is 0.5" in result.err
+
+
+def test_a_loss_of_scores_behind_a_softmax_is_told(command: Callable[..., Any], data: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.Operator("softmax", axis=-1))
+    tilewright.save(net.initialize(0).to_model(x=f32["n", 4], outputs=("probs",)), data.with_name("probs.onnx"))
+    result = command("train", data.with_name("probs.onnx"), "--data", data)
+    assert result.code == 0
+    assert "warning[train/probabilities]: the loss takes scores, and 'probs' comes from Softmax" in result.err
+    name = re.search(r"--output-name (\w+)", result.err)
+    assert name is not None
+    result = command("train", data.with_name("probs.onnx"), "--data", data, "--output-name", name[1])
+    assert "warning" not in result.err
+    assert f"the loss is cross_entropy of '{name[1]}'" in result.err
 
 
 def test_the_step_can_be_exported(command: Callable[..., Any], model: Path, tmp_path: Path) -> None:
