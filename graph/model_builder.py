@@ -29,7 +29,8 @@ from .location import caller_location
 from .module import Function, FunctionKey, Module
 from .types import TensorType, Type
 
-_PACKAGE = str(Path(__file__).resolve().parents[1] / "graph")
+# As frames name it: not resolved, since the package may be reached through a link.
+_PACKAGE = str(Path(__file__).parent)
 
 # The opset at which a model that was built, not loaded, is written by default.
 BUILDER_OPSET = 21
