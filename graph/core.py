@@ -270,6 +270,13 @@ class Operation:
         if self.parent is not None:
             self.parent._unlink(self)
 
+    def _dissolve(self) -> None:
+        """Let go of all around, whatever it is."""
+        for result in self.results:
+            result._uses.clear()
+        self._operands, self.results, self.regions = [], (), {}
+        self.parent = self._previous = self._next = None
+
 
 class Block:
     """A list of operations with arguments; the last operation is the terminator, which returns the outputs.
@@ -396,6 +403,12 @@ class Block:
                 cursor.place = previous if cursor.forward else following
         operation.parent = operation._previous = operation._next = None
         self._size -= 1
+
+    def _dissolve(self) -> None:
+        """Let go of what is inside and around."""
+        self.arguments, self.outputs = [], []
+        self.parent = self._first = self._last = None
+        self._size = 0
 
 
 class _Cursor:

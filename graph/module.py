@@ -101,6 +101,18 @@ class Module:
         for function in self.all_functions():
             yield from function.walk()
 
+    def dissolve(self) -> None:
+        """Take the module apart, so that its memory is free at once and not when somebody looks for cycles. Nothing of
+        it may be used any more."""
+        ops = list(self.walk())
+        regions = [function.region for function in self.all_functions()]
+        regions += [region for op in ops for region in op.regions.values()]
+        for region in regions:
+            region.parent = None
+            region.block._dissolve()
+        for op in ops:
+            op._dissolve()
+
     def __str__(self) -> str:
         from .printer import print_module
 

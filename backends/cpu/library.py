@@ -90,7 +90,7 @@ class KernelLibrary:
         return list(self._by_symbol.values())
 
     def get(self, key: Hashable, build: Callable[[str], Module], name: str) -> Kernel:
-        """The kernel of `key`; `build(name)` makes its module if it is new. Equal code is compiled once."""
+        """The kernel of `key`; `build(name)` makes a module of its own if it is new. Equal code is compiled once."""
         with self._lock:
             found = self._by_key.get(key)
             if found is None:
@@ -127,6 +127,7 @@ class KernelLibrary:
 
     def _new(self, key: Hashable, module: Module, name: str) -> Kernel:
         text = emit_module(module, self.machine, _ENTRY, self.checked)
+        module.dissolve()
         symbol = _NAME + hashlib.sha256(text.encode()).hexdigest()[:24]
         disk_key = key_of(text, self.machine)
         place = self._place(key, name)

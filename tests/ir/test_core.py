@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from tilewright.graph import dtypes, opdef
 from tilewright.graph.core import Block, Operation, Region, Use, Value
 from tilewright.graph.dims import FreshSymbols
-from tilewright.graph.module import Function, FunctionKey
+from tilewright.graph.model_builder import Builder
+from tilewright.graph.module import Function, FunctionKey, Module
 from tilewright.graph.parser import parse
 from tilewright.graph.rewriter import Rewriter
 
@@ -398,3 +400,30 @@ def test_dropping_results_renumbers_the_rest() -> None:
     assert op.results == (second, third)
     assert [result.index for result in op.results] == [0, 1]
     assert first not in op.results
+
+
+def nested() -> Module:
+    b = Builder("nested")
+    x, flag = b.input("x", dtypes.f32[4]), b.input("flag", dtypes.bool_[()])
+    y = b.relu(x)
+    b.output(b.if_(flag, lambda: b.add(y, 1.0), lambda: y), "y")
+    return b.build()
+
+
+def test_a_dissolved_module_is_gone_at_once() -> None:
+    """Nested operations and captures included; nobody has to look for cycles."""
+
+    def living() -> int:
+        return sum(isinstance(each, Operation) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = living()
+        module = nested()
+        assert living() >= before + 4
+        module.dissolve()
+        del module
+        assert living() == before
+    finally:
+        gc.enable()
