@@ -50,7 +50,7 @@ class FuseKernels(Pass):
     def run(self, module: Module, context: PassContext) -> bool:
         before = context.applications
         for function in module.all_functions():
-            for block in _blocks(function.block):
+            for block in kernel_blocks(function.block):
                 self._sweep(block, module, context, _into_consumer)
                 # What follows a product of integers may end in bytes that the next map goes on with.
                 while self._sweep(block, module, context, _into_producer) and context.may_apply:
@@ -101,12 +101,12 @@ class Fuser:
                 rewriter.erase(earlier)
 
 
-def _blocks(block: Block) -> list[Block]:
+def kernel_blocks(block: Block) -> list[Block]:
     found = [block]
     for op in block:
         for region in op.regions.values():
             if op.definition.domain != "kernel":
-                found += _blocks(region.block)
+                found += kernel_blocks(region.block)
     return found
 
 

@@ -42,7 +42,7 @@ def join_with_source(op: Operation, fuser: Fuser) -> bool:
             continue
         results = [*inner.results, *op.results]
         users = {user for result in inner.results for user in result.users if user is not op}
-        if len({_shape(result) for result in results}) > 1 or any(_is_before(user, op) for user in users):
+        if len({_shape(result) for result in results}) > 1 or any(is_before(user, op) for user in users):
             continue
         kept = [value for value in op.operand_values if value.producer is not inner]
         merged = list(dict.fromkeys([*inner.operand_values, *kept]))
@@ -83,7 +83,7 @@ def _shape(value: Value) -> Any:
     return value.type.shape if isinstance(value.type, TensorType) else None
 
 
-def _is_before(user: Operation, op: Operation) -> bool:
+def is_before(user: Operation, op: Operation) -> bool:
     """Whether `user`, or the operation around it in the block of `op`, comes before `op`."""
     while user.parent is not op.parent:
         outer = user.parent_op

@@ -35,6 +35,7 @@ BUILTIN: dict[str, str] = {
     "fuse-attention": "fuse_attention:FuseAttention",
     "fuse-for-onnxruntime": "fuse_for_onnxruntime:FuseForOnnxRuntime",
     "fuse-kernels": "fuse_kernels:FuseKernels",
+    "fuse-rows": "fuse_rows:FuseRows",
     "gathers-to-split": "gathers_to_split:GathersToSplitPass",
     "gradient": "training.gradient:Gradient",
     "infer-shapes": "infer_shapes:InferShapes",

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 THREADS_VARIABLE = "TILEWRIGHT_THREADS"
 
 # From what was imported to kernels.
-PIPELINE = "O2,integer-products,expand-legacy,lower-to-kernels,cse,fuse-kernels,byte-tables,dce"
+PIPELINE = "O2,integer-products,expand-legacy,lower-to-kernels,cse,fuse-kernels,fuse-rows,byte-tables,dce"
 
 # So many plans are remembered, and so many things that make plans; the oldest are forgotten.
 MOST_PLANS, MOST_SOURCES = 512, 64

@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Function:
+class Function:
     """A region as a function of vectors, and what identifies it."""
 
     body: Body | None
     key: Hashable
 
 
-def _function(block: Block | None) -> _Function:
-    return _Function(None, None) if block is None else _Function(body_of(block), signature(block))
+def _function(block: Block | None) -> Function:
+    return Function(None, None) if block is None else Function(body_of(block), signature(block))
 
 
-def _prologue(op: Operation) -> _Function:
+def _prologue(op: Operation) -> Function:
     region = op.regions.get("prologue")
     return _function(None if region is None else region.block)
 
@@ -71,7 +71,7 @@ def plan_rows(planner: Planner, op: Operation) -> None:
     prologue, epilogue = _prologue(op), _function(epilogue_of(op))
     static = planner.is_static(op.result)
     kernel = RowKernel(
-        _row_function(op), _sizes(rows.outer, static), _sizes(rows.row, static or isinstance(last, int)),
+        _row_function(op), sizes_of(rows.outer, static), sizes_of(rows.row, static or isinstance(last, int)),
         tuple(views[:count]), (views[count],), tuple(views[count + 1 :]), prologue=prologue.body,
         epilogue=epilogue.body, along=rows.along,
     )  # fmt: skip
@@ -83,7 +83,7 @@ def plan_rows(planner: Planner, op: Operation) -> None:
            kernel.streams, prologue.key, epilogue.key)  # fmt: skip
     compiled = planner.library.get(key, lambda name: build_rows(name, kernel, machine), name)
     names = [*(f"x{i}" for i in range(count)), "y0", *(f"o{i}" for i in range(len(others)))]
-    given = _arguments(planner, rows, names, tensors)
+    given = arguments_of(planner, rows, names, tensors)
     given["scratch"] = Buffer(None)
     scratch = row_scratch(kernel, machine, rows.row) * row_buffers(kernel)["scratch"].numpy.itemsize
     units = row_units(kernel, machine, rows.outer) if result.layout.size else 0
@@ -117,29 +117,29 @@ def plan_reduce(planner: Planner, op: Operation) -> None:
         order = tuple(kept.index(axis) for axis in order if axis in kept)
     result = planner.new(op.result, order)
     others = [planner.view(value).broadcast(result.shape) for value in extras_of(op)]
-    result, *others = (_over(view, shape, axes) for view in (result, *others))
+    result, *others = (over(view, shape, axes) for view in (result, *others))
     dtype = computed_in(result.dtype)
     epilogue = _function(epilogue_of(op))
     if op.attr("kind") == "mean":
         elements = math.prod(shape[axis] for axis in axes)
         others.append(planner.number(elements, dtype).broadcast(shape))
-        epilogue = _mean_then(epilogue)
-    work = _Reduction(_COMBINE[op.attr("kind")], dtype, _prologue(op), epilogue)
-    _reduce(planner, op, work, shape, axes, sources, result, others)
+        epilogue = mean_then(epilogue)
+    work = Reduction(_COMBINE[op.attr("kind")], dtype, _prologue(op), epilogue)
+    reduce_views(planner, op, work, shape, axes, sources, result, others)
 
 
 @dataclass(frozen=True)
-class _Reduction:
+class Reduction:
     combine: str
     dtype: DType
-    prologue: _Function
-    epilogue: _Function
+    prologue: Function
+    epilogue: Function
 
 
-def _reduce(
+def reduce_views(
     planner: Planner,
     op: Operation,
-    work: _Reduction,
+    work: Reduction,
     shape: Shape,
     axes: Sequence[int],
     sources: Sequence[View],
@@ -159,13 +159,13 @@ def _reduce(
         partial = planner.allocate((pieces, *outer), work.dtype)
         stage = Rows(outer, rows.row, [*rows.outer_strides[: count + 1], partial.strides[1:]],
                      [*rows.row_strides[: count + 1], (0,) * len(rows.row)], rows.along)  # fmt: skip
-        first = _Reduction(work.combine, work.dtype, work.prologue, _Function(None, None))
+        first = Reduction(work.combine, work.dtype, work.prologue, Function(None, None))
         _emit(planner, op, first, stage, sources, partial, [], piece, partial.strides[0])
         # What is left: rows of pieces, everything else over the outer dims as they were joined.
         columns = rows.outer_strides[count + 1 :]
         seen = [_flat(view, outer, strides) for view, strides in zip((result, *others), columns, strict=True)]
-        second = _Reduction(work.combine, work.dtype, _Function(None, None), work.epilogue)
-        _reduce(planner, op, second, (pieces, *outer), [0], [partial], seen[0], seen[1:])
+        second = Reduction(work.combine, work.dtype, Function(None, None), work.epilogue)
+        reduce_views(planner, op, second, (pieces, *outer), [0], [partial], seen[0], seen[1:])
         return
     _emit(planner, op, work, rows, sources, result, others, 0, 0)
 
@@ -178,7 +178,7 @@ def _flat(view: View, outer: Shape, strides: Sequence[int]) -> View:
 def _emit(
     planner: Planner,
     op: Operation,
-    work: _Reduction,
+    work: Reduction,
     rows: Rows,
     sources: Sequence[View],
     result: View,
@@ -188,10 +188,10 @@ def _emit(
 ) -> None:
     count = len(sources)
     tensors = [*sources, result, *others]
-    static = planner.is_static(op.result) and planner.is_static(op.operand_values[0])
+    static = all(planner.is_static(value) for value in (*op.results, *op.operand_values))
     views = rows.views([view.dtype for view in tensors], static)
     kernel = Reduce(
-        _sizes(rows.outer, static), _sizes(rows.row, static), tuple(views[:count]),
+        sizes_of(rows.outer, static), sizes_of(rows.row, static), tuple(views[:count]),
         (Total(work.combine, work.dtype),), (TensorView(result.dtype, views[count].outer),),
         tuple(TensorView(view.dtype, view.outer) for view in views[count + 1 :]), work.prologue.body,
         work.epilogue.body, rows.along, piece,
@@ -202,13 +202,13 @@ def _emit(
     machine = planner.machine
     compiled = planner.library.get(key, lambda name: build_reduce(name, kernel, machine), name)
     names = [*(f"x{i}" for i in range(count)), "y0", *(f"o{i}" for i in range(len(others)))]
-    given = _arguments(planner, rows, names, tensors)
+    given = arguments_of(planner, rows, names, tensors)
     given |= {"piece": piece, "y0_piece": piece_stride}
     units = reduce_units(kernel, machine, rows.outer, rows.row, piece) if 0 not in rows.outer else 0
     planner.call(compiled, reduce_arguments(kernel), given, units, 2.0 * rows.row_length * math.prod(rows.outer))
 
 
-def _over(view: View, shape: Shape, axes: Sequence[int]) -> View:
+def over(view: View, shape: Shape, axes: Sequence[int]) -> View:
     """The view of a result (with or without the dims `axes`) seen over the whole shape: the same along `axes`."""
     strides = list(view.strides)
     if view.layout.rank != len(shape):
@@ -218,7 +218,7 @@ def _over(view: View, shape: Shape, axes: Sequence[int]) -> View:
     return view.seen(Strided(shape, tuple(strides), view.layout.offset))
 
 
-def _mean_then(epilogue: _Function) -> _Function:
+def mean_then(epilogue: Function) -> Function:
     """Divide by the last of the other operands, then go on."""
 
     def body(b: LoopBuilder, values: Sequence[Value]) -> Sequence[Any]:
@@ -226,13 +226,13 @@ def _mean_then(epilogue: _Function) -> _Function:
         mean = b.div(total, elements)
         return [mean] if epilogue.body is None else epilogue.body(b, [mean, *others])
 
-    return _Function(body, ("mean", epilogue.key))
+    return Function(body, ("mean", epilogue.key))
 
 
-def _sizes(numbers: Sequence[int], static: bool) -> tuple[int | None, ...]:
+def sizes_of(numbers: Sequence[int], static: bool) -> tuple[int | None, ...]:
     return tuple(number if static else None for number in numbers)
 
 
-def _arguments(planner: Planner, rows: Rows, names: Sequence[str], tensors: Sequence[View]) -> dict[str, Argument]:
+def arguments_of(planner: Planner, rows: Rows, names: Sequence[str], tensors: Sequence[View]) -> dict[str, Argument]:
     buffers = {name: planner.buffer(view) for name, view in zip(names, tensors, strict=True)}
     return {**rows.numbers(names), **buffers}

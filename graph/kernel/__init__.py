@@ -15,6 +15,7 @@ from . import (
     kernel_ops,
     loop_ops,
     recurrent_ops,
+    row_ops,
     sample_ops,
     scalar_ops,
     unit_ops,
@@ -23,5 +24,5 @@ from . import (
 
 __all__ = [
     "attention_ops", "counted_ops", "element_ops", "gradient_ops", "index_ops", "integer_ops", "kernel_ops",
-    "loop_ops", "recurrent_ops", "sample_ops", "scalar_ops", "unit_ops", "view_ops",
+    "loop_ops", "recurrent_ops", "row_ops", "sample_ops", "scalar_ops", "unit_ops", "view_ops",
 ]  # fmt: skip

@@ -108,6 +108,44 @@ def interpret(block: Block, handler: Any, elements: Sequence[Scalar]) -> list[Sc
     raise ValueError("a region does not end with `return`")
 
 
+def parted(block: Block, is_fixed: Sequence[bool]) -> tuple[Block | None, Block]:
+    """The region as two: what follows from the fixed arguments alone (None: nothing does), and all that is left, a
+    function of the arguments and of what the first one returns."""
+    fixed = {argument for argument, is_one in zip(block.arguments, is_fixed, strict=True) if is_one}
+    constants: set[Value] = set()
+    early: list[Operation] = []
+    for op in block:
+        if op.op_type == "constant":
+            constants.add(op.result)
+        elif not op.is_terminator and all(operand in fixed | constants for operand in op.operand_values):
+            fixed.add(op.result)
+            early.append(op)
+    shared = [op.result for op in early if any(user not in early for user in op.result.users)]
+    arguments = [argument for argument in block.arguments if argument in fixed]
+
+    def first(s: Any, *elements: Any) -> Any:
+        return _compute(block, s, dict(zip(arguments, elements, strict=True)), early, shared)
+
+    def rest(s: Any, *elements: Any) -> Any:
+        known = dict(zip([*block.arguments, *shared], elements, strict=True))
+        late = [op for op in block if op not in early and not op.is_terminator]
+        return _compute(block, s, known, late, block.returned)
+
+    dtypes = [_dtype(argument) for argument in block.arguments]
+    made = trace(first, [_dtype(argument) for argument in arguments]) if shared else None
+    return made, trace(rest, [*dtypes, *(_dtype(value) for value in shared)])
+
+
+def _compute(
+    block: Block, handler: Any, known: dict[Value, Scalar], ops: Sequence[Operation], wanted: Sequence[Value]
+) -> list[Scalar]:
+    """Some values of a region, by some of its operations and its constants."""
+    for op in block:
+        if op.op_type == "constant" or op in ops:
+            known[op.result] = _apply(op, handler, [known[operand] for operand in op.operand_values])
+    return [known[value] for value in wanted]
+
+
 def result_dtypes(block: Block) -> list[DType]:
     """The dtypes of the elements that a region returns."""
     return [_dtype(value) for value in block.returned]

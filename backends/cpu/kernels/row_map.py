@@ -1,0 +1,373 @@
+"""Maps whose elements also depend on sums over the row they lie in, as adjoints of softmax and norms do.
+
+A row is read twice: for its totals, and, while the caches still hold it, for the results. What is the same all along a
+row, its totals and the operands that have one number for each row, is loaded and computed once between the two. In the
+second pass rows can also be added up: a unit of work is a block of rows, with sums of its own, which a second kernel
+adds in order. So neither totals nor sums depend on how units are shared out.
+
+    "row":     unit (block of rows):                              lanes run along the row
+    "column":  unit (outer dims but the last, block of columns):  each lane has a row of its own; rows are not added up
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ....graph import types
+from ....graph.core import Value
+from ....graph.dtypes import DType
+from ....graph.kernel.loop_builder import Operand
+from ....graph.module import Module
+from ..machine import Machine
+from .elementwise import AHEAD_BYTES
+from .strided import (
+    Along,
+    Body,
+    Size,
+    StridedBuilder,
+    View,
+    argument_names,
+    extent_sizes,
+    view_sizes,
+    widest_of,
+)
+
+# Vectors of totals along a row, and vectors of columns in a block.
+_CHAINS = 4
+# Rows from this length on are asked for before they are read.
+_PREFETCHED = 256
+
+
+@dataclass(frozen=True)
+class RowMap:
+    """`prologue` makes of the operands' elements what is added up for each of `totals`, in its dtype. `start` makes
+    of the operands that are the same all along a row, and of the totals, further numbers of the row. `body` makes of
+    the operands' elements, the totals and those numbers the results' elements, then what is added to each of `sums`.
+
+    A unit of work is a `block` of rows. Its sums lie behind those of the unit before; the strides of `sums` are those
+    along the row only. Totals whose numbers are in `means` are divided by how many elements a row has.
+    """
+
+    outer: tuple[Size, ...]
+    row: tuple[Size, ...]
+    operands: tuple[View, ...]
+    results: tuple[View, ...]
+    totals: tuple[DType, ...]
+    prologue: Body
+    body: Body
+    start: Body | None = None
+    sums: tuple[View, ...] = ()
+    along: Along = "row"
+    block: Size = 1
+    means: tuple[int, ...] = ()
+
+
+def is_fixed(view: View) -> bool:
+    """Whether an operand is the same all along a row."""
+    return all(stride == 0 for stride in view.row)
+
+
+def _views(kernel: RowMap) -> dict[str, View]:
+    groups = {"y": kernel.results, "x": kernel.operands, "c": kernel.sums}
+    return {f"{kind}{index}": view for kind, views in groups.items() for index, view in enumerate(views)}
+
+
+def row_map_sizes(kernel: RowMap) -> dict[str, Size]:
+    """Extents and strides by name; those that are None are arguments of the kernel."""
+    sizes = extent_sizes(kernel.outer, kernel.row)
+    for name, view in _views(kernel).items():
+        sizes |= view_sizes(name, view)
+    return sizes | ({"block": kernel.block} if kernel.along == "row" else {})
+
+
+def row_map_buffers(kernel: RowMap) -> dict[str, DType]:
+    """Results y, operands x, sums c."""
+    return {name: view.dtype for name, view in _views(kernel).items()}
+
+
+def row_map_arguments(kernel: RowMap) -> list[str]:
+    """The names of the kernel's arguments, in order."""
+    return argument_names(list(row_map_buffers(kernel)), row_map_sizes(kernel))
+
+
+def row_map_units(kernel: RowMap, machine: Machine, outer: Sequence[int], block: int = 1) -> int:
+    """How many units of work there are for these outer extents and blocks of so many rows."""
+    if kernel.along == "row":
+        return -(-math.prod(outer) // block)
+    return math.prod(outer[:-1]) * -(-outer[-1] // (_columns(kernel, machine) * machine.lanes(_widest(kernel))))
+
+
+def block_of_rows(rows: int) -> int:
+    """How many rows a unit has whose sums are added up: enough to make little of adding up the units' sums."""
+    return max(4, -(-rows // 128))
+
+
+def _widest(kernel: RowMap) -> DType:
+    return widest_of([*kernel.totals, *(view.dtype for view in _views(kernel).values())])
+
+
+def _columns(kernel: RowMap, machine: Machine) -> int:
+    """Vectors of columns in a block."""
+    columns = kernel.outer[-1] if kernel.outer else 1
+    most = max(1, min(_CHAINS, machine.registers // 4 // max(1, len(kernel.totals))))
+    return most if columns is None else max(1, min(most, -(-columns // machine.lanes(_widest(kernel)))))
+
+
+def build_row_map(name: str, kernel: RowMap, machine: Machine) -> Module:
+    """The kernel as a module of the level "loop"; see `row_map_arguments` for what it takes."""
+    if not kernel.row or (kernel.along == "column" and (kernel.sums or not kernel.outer)):
+        raise ValueError("a row has at least one dim; where lanes run along the outer dims, rows are not added up")
+    builder = _RowMapBuilder(name, kernel, machine)
+    builder.units()
+    return builder.b.module()
+
+
+@dataclass(frozen=True)
+class _Spot:
+    """A vector of elements: its place in each tensor, its mask, and which it is of those that are worked on at once."""
+
+    places: dict[str, Operand]
+    mask: Value | None
+    number: int
+
+
+# What is done with a vector of elements, which may change the totals.
+Step: TypeAlias = Callable[[_Spot, "list[Value]"], None]
+
+
+class _RowMapBuilder(StridedBuilder):
+    def __init__(self, name: str, kernel: RowMap, machine: Machine) -> None:
+        super().__init__(name, machine, row_map_buffers(kernel), row_map_sizes(kernel), _widest(kernel))
+        self.kernel = kernel
+        self.outers = [f"outer{axis}" for axis in range(len(kernel.outer))]
+        self.rows = [f"row{axis}" for axis in range(len(kernel.row))]
+        self.by_column = kernel.along == "column"
+        most = max(1, min(_CHAINS, machine.registers // 4 // max(1, len(kernel.totals))))
+        self.width = _columns(kernel, machine) if self.by_column else most
+        self.operands = [f"x{index}" for index in range(len(kernel.operands))]
+        self.fixed = [name for name, view in zip(self.operands, kernel.operands, strict=True) if is_fixed(view)]
+        # Tensors that are walked along a row.
+        self.tensors = [name for name in _views(kernel) if name not in self.fixed]
+
+    # ---- units -------------------------------------------------------------------------------------------------------
+
+    def units(self) -> None:
+        b = self.b
+        with b.loop(b["begin"], b["end"]) as unit:
+            if self.by_column:
+                self.column_unit(unit)
+            else:
+                self.row_unit(unit)
+
+    def row_unit(self, unit: Value) -> None:
+        """A block of rows, one after another."""
+        b, block = self.b, self.size("block")
+        length = self.product(self.rows)
+        own = b.mul(unit, length)
+        for index in range(len(self.kernel.sums)):
+            self.clear(f"c{index}", own, length)
+        first = b.mul(unit, block)
+        with b.loop(first, b.min(b.add(first, block), self.product(self.outers))) as row:
+            self.row(self.unravel(row, self.outers), own, [None] * self.width)
+
+    def clear(self, name: str, start: Operand, length: Operand) -> None:
+        """The unit's sums are without gaps."""
+        b = self.b
+        zero = b.constant(0, types.vector(self.kernel.sums[int(name[1:])].dtype, self.lanes))
+        whole = b.mul(b.div(length, self.lanes), self.lanes)
+        with b.loop(0, whole, self.lanes) as i:
+            b.store(zero, b[name], b.add(start, i))
+        with b.loop(whole, length, self.lanes) as i:
+            b.store(zero, b[name], b.add(start, i), b.tail_mask(b.index(b.sub(length, i)), self.lanes))
+
+    def column_unit(self, unit: Value) -> None:
+        b = self.b
+        width = self.width * self.lanes
+        blocks = b.div(b.add(self.size(self.outers[-1]), width - 1), width)
+        column = b.mul(b.rem(unit, blocks), width)
+        indices = [*self.unravel(b.div(unit, blocks), self.outers[:-1]), column]
+        rest = b.sub(self.size(self.outers[-1]), column)
+        masks = [b.tail_mask(b.index(b.sub(rest, v * self.lanes)), self.lanes) for v in range(self.width)]
+        b.branch(
+            b.le(width, rest),
+            lambda: self.row(indices, 0, [None] * self.width),
+            lambda: self.row(indices, 0, masks),
+        )
+
+    # ---- a row, or a block of them, one for each lane ----------------------------------------------------------------
+
+    def row(self, indices: Sequence[Operand], own: Operand, masks: Sequence[Value | None]) -> None:
+        kernel = self.kernel
+        self.masks = masks
+        starts = {name: own if name[0] == "c" else self.place(name, "outer", indices) for name in self.tensors}
+        self.known = {name: self.along(name, self.place(name, "outer", indices)) for name in self.fixed}
+        totals = self.totals(starts)
+        started: list[list[Value]] = [[] for _ in totals]
+        if kernel.start is not None:
+            for v, found in enumerate(totals):
+                given = [self.known[name][v] for name in self.fixed]
+                started[v] = list(kernel.start(self.b, [*given, *found]))
+
+        def last(spot: _Spot, _: list[Value]) -> None:
+            v = spot.number if self.by_column else 0
+            self.finish(spot, [*totals[v], *started[v]])
+
+        self.sweep(starts, [], last)
+
+    def along(self, name: str, place: Operand) -> list[Value]:
+        """An operand that is the same all along a row: a vector, or one for each vector of columns."""
+        b = self.b
+        if not self.by_column:
+            return [b.broadcast(self.widened(b.load(b[name], place)), self.lanes)]
+        stride = self.stride(name, "outer", len(self.outers) - 1)
+        return [
+            self.load(name, b.add(place, b.mul(v * self.lanes, stride)), stride, mask)
+            for v, mask in enumerate(self.masks)
+        ]
+
+    def totals(self, starts: dict[str, Operand]) -> list[list[Value]]:
+        """A vector for each total, or such vectors for each vector of columns."""
+        b, count = self.b, len(self.kernel.totals)
+        if not count:
+            return [[] for _ in range(self.width if self.by_column else 1)]
+        zeros = [b.constant(0, types.vector(dtype, self.lanes)) for dtype in self.kernel.totals]
+
+        def step(spot: _Spot, sums: list[Value]) -> None:
+            values = self.kernel.prologue(b, self.read(spot))
+            first = count * (spot.number % self.width)
+            for index, value in enumerate(values):
+                vector = b.value(value, zeros[index].type)
+                if spot.mask is not None and not self.by_column:
+                    vector = b.select(spot.mask, vector, zeros[index])
+                sums[first + index] = b.add(sums[first + index], vector)
+
+        found = self.sweep(starts, zeros * self.width, step)
+        vectors = [found[count * v : count * (v + 1)] for v in range(self.width)]
+        if self.by_column:
+            return [self.averaged(found) for found in vectors]
+        while len(vectors) > 1:
+            half = len(vectors) // 2
+            pairs = [[b.add(x, y) for x, y in zip(vectors[v], vectors[v + half], strict=True)] for v in range(half)]
+            vectors = pairs + vectors[2 * half :]
+        return [[b.broadcast(total, self.lanes) for total in self.averaged([b.reduce("add", v) for v in vectors[0]])]]
+
+    def averaged(self, totals: Sequence[Value]) -> list[Value]:
+        """The totals, those that are means divided by the number of elements."""
+        b = self.b
+        found = list(totals)
+        for index in self.kernel.means:
+            elements = self.product(self.rows)
+            count = b.cast(elements, self.kernel.totals[index]) if isinstance(elements, Value) else float(elements)
+            found[index] = b.div(found[index], count)
+        return found
+
+    def finish(self, spot: _Spot, numbers: Sequence[Value]) -> None:
+        b, kernel = self.b, self.kernel
+        made = list(kernel.body(b, [*self.read(spot), *numbers]))
+        for index, value in enumerate(made[: len(kernel.results)]):
+            name = f"y{index}"
+            self.store(value, name, spot.places[name], self.inner_stride(name), spot.mask)
+            self.ask(name, spot)
+        for index, value in enumerate(made[len(kernel.results) :]):
+            name = f"c{index}"
+            stride = self.inner_stride(name)
+            old = self.load(name, spot.places[name], stride, spot.mask)
+            self.store(b.add(old, b.value(value, old.type)), name, spot.places[name], stride, spot.mask)
+        if not self.by_column:
+            self.prefetch_next(spot)
+
+    def read(self, spot: _Spot) -> list[Value]:
+        """A vector of each operand."""
+        v = spot.number if self.by_column else 0
+        return [
+            self.known[name][v]
+            if name in self.fixed
+            else self.load(name, spot.places[name], self.inner_stride(name), spot.mask)
+            for name in self.operands
+        ]
+
+    def inner_stride(self, name: str) -> Operand:
+        part, axis = ("outer", len(self.outers) - 1) if self.by_column else ("row", len(self.rows) - 1)
+        return self.stride(name, part, axis)
+
+    def ask(self, name: str, spot: _Spot) -> None:
+        """Ask for the line that will be written a little later."""
+        stride = self.inner_stride(name)
+        if self.by_column or spot.mask is not None or isinstance(stride, Value) or stride != 1:
+            return
+        bytes = max(1, self.kernel.results[int(name[1:])].dtype.bits // 8)
+        self.b.prefetch(self.b[name], self.b.add(spot.places[name], AHEAD_BYTES // bytes), writes=True)
+
+    def prefetch_next(self, spot: _Spot) -> None:
+        """Ask for the same place of the next row, which is read when this one has been written."""
+        length = self.kernel.row[-1]
+        if not self.outers or len(self.rows) > 1 or (length is not None and length < _PREFETCHED):
+            return
+        for name in self.operands:
+            distance = self.stride(name, "outer", len(self.outers) - 1)
+            if name not in self.fixed and (isinstance(distance, Value) or distance):
+                self.b.prefetch(self.b[name], self.b.add(spot.places[name], distance))
+
+    # ---- passes ------------------------------------------------------------------------------------------------------
+
+    def sweep(self, starts: dict[str, Operand], carried: Sequence[Value], step: Step) -> list[Value]:
+        """`step` on every vector of the row; the totals as it leaves them."""
+        names = self.tensors
+        extents = self.rows if self.by_column else self.rows[:-1]
+        inner = self.columns if self.by_column else self.stretch
+        return self.nest(
+            extents, names, [starts[name] for name in names], carried,
+            lambda places, totals: inner(dict(zip(names, places, strict=True)), totals, step),
+        )  # fmt: skip
+
+    def columns(self, places: dict[str, Operand], totals: Sequence[Value], step: Step) -> list[Value]:
+        """One step of the row dims for each vector of columns."""
+        following = list(totals)
+        for v, mask in enumerate(self.masks):
+            step(self.spot(places, v * self.lanes, mask, v), following)
+        return following
+
+    def stretch(self, places: dict[str, Operand], totals: Sequence[Value], step: Step) -> list[Value]:
+        """The innermost dim of a row: sets of vectors, then what is left."""
+        b, length = self.b, self.size(self.rows[-1])
+        width = self.lanes * self.width
+        whole = b.mul(b.div(length, width), width)
+        following = list(totals)
+        if isinstance(whole, Value) or whole:
+            following = self.repeated(0, whole, width, following, lambda i, values: self.set(places, i, values, step))
+        if isinstance(whole, int) and isinstance(length, int):
+            for number, start in enumerate(range(whole, length, self.lanes)):
+                count = length - start
+                mask = None if count >= self.lanes else b.tail_mask(b.index(count), self.lanes)
+                step(self.spot(places, start, mask, number), following)
+            return following
+
+        def rest(i: Operand, values: list[Value]) -> None:
+            mask = b.tail_mask(b.index(b.sub(length, i)), self.lanes)
+            step(self.spot(places, i, mask, 0), values)
+
+        return self.repeated(whole, length, self.lanes, following, rest)
+
+    def set(self, places: dict[str, Operand], i: Operand, totals: list[Value], step: Step) -> None:
+        """Vectors that are worked on side by side."""
+        for chain in range(self.width):
+            step(self.spot(places, self.b.add(i, chain * self.lanes), None, chain), totals)
+
+    def repeated(
+        self, begin: Operand, end: Operand, step: int, totals: list[Value], body: Callable[[Operand, list[Value]], None]
+    ) -> list[Value]:
+        """A loop over `body`, which changes the totals it is given."""
+        with self.b.loop(begin, end, step, totals) as state:
+            values = list(state.values) if totals else []
+            body(state.index if totals else state, values)
+            if totals:
+                state.yields(values)
+        return list(state.results) if totals else []
+
+    def spot(self, places: dict[str, Operand], ahead: Operand, mask: Value | None, number: int) -> _Spot:
+        b = self.b
+        here = {name: b.add(place, b.mul(ahead, self.inner_stride(name))) for name, place in places.items()}
+        return _Spot(here, mask, number)

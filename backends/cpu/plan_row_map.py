@@ -1,0 +1,188 @@
+"""Planning maps with totals of rows: one kernel, and another that adds up the blocks' sums of rows.
+
+Rows that no cache holds between two passes, and rows side by side that are to be added up, are reduced first and mapped
+then, by kernels of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ...graph.core import Operation, Value
+from ...graph.dtypes import DType
+from ...graph.kernel.bodies import cost, parted, result_dtypes, signature
+from ...graph.kernel.strided import Shape, Strided, broadcast_shapes, dense_strides
+from ...graph.kernel.tracing import apply
+from .kernels.row_map import (
+    RowMap,
+    block_of_rows,
+    build_row_map,
+    is_fixed,
+    row_map_arguments,
+    row_map_units,
+)
+from .kernels.strided import Body, Rows, split_rows, stride_sizes
+from .kernels.strided import View as TensorView
+from .plan_map import body_of, emit, order_of, turned
+from .plan_rows import Function, Reduction, arguments_of, mean_then, over, reduce_views, sizes_of
+from .planner import Planner, View, plans
+
+if TYPE_CHECKING:
+    from ...graph.kernel.loop_builder import LoopBuilder
+
+# From here on a row is read from memory twice, whoever does it, and there are few rows to share out.
+_LONG = 1 << 15
+
+
+@plans("kernel.row_map")
+def plan_row_map(planner: Planner, op: Operation) -> None:
+    """One kernel where rows allow it."""
+    work = _Work(planner, op)
+    rows = work.rows
+    is_long = work.elements >= _LONG
+    if is_long or (rows.along == "column" and work.sums):
+        work.apart()
+    else:
+        work.together()
+
+
+@dataclass
+class _Work:
+    planner: Planner
+    op: Operation
+
+    def __post_init__(self) -> None:
+        planner, op = self.planner, self.op
+        values = op.operand_values
+        self.axes: tuple[int, ...] = tuple(op.attr("axes"))
+        self.shape: Shape = broadcast_shapes(*(planner.shape(value) for value in values))
+        self.prologue, self.body = (op.regions[name].block for name in ("prologue", "body"))
+        order = order_of(planner, values, self.shape)
+        self.sources = [turned(planner, planner.view(value).broadcast(self.shape), order) for value in values]
+        count = len(op.results) - int(op.attr("sums"))
+        self.results = [planner.new(result, order) for result in op.results[:count]]
+        self.sums = [self._spread(planner.new(result)) for result in op.results[count:]]
+        self.static = all(planner.is_static(value) for value in (*op.results, *values))
+        self.elements = math.prod(self.shape[axis] for axis in self.axes)
+
+    def _spread(self, view: View) -> View:
+        """A sum of rows, seen over the whole shape: the same for all rows."""
+        strides = [0] * len(self.shape)
+        for axis, stride in zip(self.axes, view.strides, strict=True):
+            strides[axis] = stride
+        return view.seen(Strided(self.shape, tuple(strides), view.layout.offset))
+
+    @cached_property
+    def rows(self) -> Rows:
+        """Sources, results and sums as rows."""
+        tensors = [*self.sources, *self.results, *self.sums]
+        main = next((view for view in tensors if 0 not in view.strides), tensors[0])
+        return split_rows(self.shape, self.axes, [main.strides, *(view.strides for view in tensors)])
+
+    @property
+    def others(self) -> list[int]:
+        return [axis for axis in range(len(self.shape)) if axis not in self.axes]
+
+    # ---- one kernel ----------------------------------------------------------------------------------------------
+
+    def together(self) -> None:
+        planner, rows = self.planner, self.rows
+        tensors = [*self.sources, *self.results]
+        views = rows.views([view.dtype for view in (*tensors, *self.sums)], self.static)
+        operands, results = views[: len(self.sources)], views[len(self.sources) : len(tensors)]
+        totals = result_dtypes(self.prologue)
+        count = math.prod(rows.outer)
+        block = apply(block_of_rows, count) if self.sums else 1
+        units = -(-count // block)
+        partial = [planner.allocate((units, *rows.row), view.dtype) for view in self.sums]
+        dense = stride_sizes(dense_strides(rows.row), self.static)
+        fixed = [*(is_fixed(view) for view in operands), *(True for _ in totals)]
+        start, body = parted(self.body, fixed)
+        kernel = RowMap(
+            sizes_of(rows.outer, self.static), sizes_of(rows.row, self.static), tuple(operands), tuple(results),
+            tuple(totals), body_of(self.prologue), body_of(body), None if start is None else body_of(start),
+            tuple(TensorView(view.dtype, (), dense) for view in partial), rows.along,
+            block if self.static or not self.sums else None, tuple(self.op.attr("means")),
+        )  # fmt: skip
+        machine = planner.machine
+        key = ("row_map", kernel.outer, kernel.row, kernel.operands, kernel.results, kernel.sums, kernel.totals,
+               kernel.along, kernel.block, kernel.means, signature(self.prologue), signature(self.body))  # fmt: skip
+        name = f"row_map_{'x'.join(map(str, rows.row))}"
+        compiled = planner.library.get(key, lambda name: build_row_map(name, kernel, machine), name)
+        names = [*(f"x{i}" for i in range(len(self.sources))), *(f"y{i}" for i in range(len(self.results)))]
+        given = arguments_of(planner, _first(rows, len(tensors)), names, tensors)
+        given["block"] = block
+        for index, view in enumerate(partial):
+            given[f"c{index}"] = planner.buffer(view)
+            given |= {f"c{index}_row{axis}": stride for axis, stride in enumerate(view.strides[1:])}
+        work = 1.0 * (cost(self.prologue) + cost(self.body) + 8) * count * rows.row_length
+        units_of_work = row_map_units(kernel, machine, rows.outer, block)
+        planner.call(compiled, row_map_arguments(kernel), given, units_of_work, work)
+        for index, view in enumerate(partial):
+            strides = rows.row_strides[1 + len(tensors) + index]
+            target = self.sums[index]
+            shape = (units, *rows.row)
+            result = target.seen(Strided(shape, (0, *strides), target.layout.offset))
+            self._reduce("sum", view.dtype, Function(None, None), shape, [0], [view], result)
+
+    def _reduce(
+        self, kind: str, dtype: DType, prologue: Function, shape: Shape, axes: Sequence[int], sources: Sequence[View],
+        result: View,
+    ) -> None:  # fmt: skip
+        """`kind` is sum or mean."""
+        others, epilogue = [], Function(None, None)
+        if kind == "mean":
+            others = [self.planner.number(math.prod(shape[axis] for axis in axes), dtype).broadcast(shape)]
+            epilogue = mean_then(epilogue)
+        work = Reduction("sum", dtype, prologue, epilogue)
+        reduce_views(self.planner, self.op, work, shape, axes, sources, result, others)
+
+    # ---- several kernels -----------------------------------------------------------------------------------------
+
+    def apart(self) -> None:
+        """Each total, then the map, then each sum."""
+        planner = self.planner
+        kept = tuple(1 if axis in self.axes else size for axis, size in enumerate(self.shape))
+        totals = []
+        for index, dtype in enumerate(result_dtypes(self.prologue)):
+            total = over(planner.allocate(kept, dtype), self.shape, self.axes)
+            part = self._part("prologue", index)
+            self._reduce(
+                "mean" if index in self.op.attr("means") else "sum",
+                dtype,
+                part,
+                self.shape,
+                self.axes,
+                self.sources,
+                total,
+            )
+            totals.append(total)
+        given, count = [*self.sources, *totals], len(self.results)
+        if count:
+            whole = body_of(self.body)
+            key = ("row_map", signature(self.body), count)
+            emit(
+                planner, "map_rows", lambda b, values: whole(b, values)[:count], key, given, self.results,
+                cost(self.body),
+            )  # fmt: skip
+        for index, result in enumerate(self.sums):
+            self._reduce("sum", result.dtype, self._part("body", count + index), self.shape, self.others, given, result)
+
+    def _part(self, region: str, index: int) -> Function:
+        """One result of a region."""
+        block = self.op.regions[region].block
+        whole: Body = body_of(block)
+
+        def body(b: LoopBuilder, values: Sequence[Value]) -> Sequence[Any]:
+            return [whole(b, values)[index]]
+
+        return Function(body, (signature(block), index))
+
+
+def _first(rows: Rows, count: int) -> Rows:
+    """Without the tensors behind the first `count`."""
+    return Rows(rows.outer, rows.row, rows.outer_strides[: count + 1], rows.row_strides[: count + 1], rows.along)

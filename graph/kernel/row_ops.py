@@ -1,0 +1,80 @@
+"""Maps that also know sums over the row that an element lies in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from ..opdef import op
+from ..ops.numeric import summable
+from ..ops.scalar import NumpyScalars
+from .bodies import interpret, result_dtypes
+from .kernel_base import KernelOp, Known, kernel_fault
+from .strided import broadcast_shapes
+
+if TYPE_CHECKING:
+    from ..core import Operation
+    from .strided import Shape
+
+
+@op("row_map", domain="kernel")
+class RowMap(KernelOp):
+    """A map whose body also gets totals of the row of its element: of all elements along `axes`, which ascend.
+
+    The operands are broadcast against each other. The region `prologue` makes of their elements the numbers that are
+    added up along the row, one for each total; those totals whose numbers are in `means` are means. The region `body`
+    makes of the operands' elements, and of those totals, the results' elements. Of the last `sums` results all rows are
+    added up: their dims are `axes`.
+
+    So the adjoint of a softmax is one kernel (y, g): prologue y g, body y (g - total); that of a layer norm has two
+    totals, and two sums of rows, the adjoints of scale and bias.
+    """
+
+    inputs = ("operands*",)
+    outputs = ("results*",)
+    attributes: ClassVar[dict[str, Any]] = {"axes": (), "means": (), "sums": 0, "prologue": None, "body": None}
+
+    def fixed_count(self, op: Operation) -> int:
+        return len(op.operands)
+
+    def check(self, op: Operation) -> None:
+        prologue, body = (op.regions[name].block for name in ("prologue", "body"))
+        given = [getattr(value.type, "dtype", None) for value in op.operand_values]
+        totals = result_dtypes(prologue)
+        taken = [[getattr(argument.type, "dtype", None) for argument in block.arguments] for block in (prologue, body)]
+        made = [getattr(result.type, "dtype", None) for result in op.results]
+        if taken != [given, [*given, *totals]] or made != result_dtypes(body):
+            raise kernel_fault(op, f"of {given} to {made} has regions of {taken} to {totals} and {result_dtypes(body)}")
+        if not all(dtype.is_float for dtype in totals):
+            raise kernel_fault(op, f"has totals of {totals}, which are no floats")
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        whole = broadcast_shapes(*shapes)
+        sums = int(op.attr("sums"))
+        row = tuple(whole[axis] for axis in op.attr("axes"))
+        return [whole] * (len(op.results) - sums) + [row] * sums
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        prologue, body = (op.regions[name].block for name in ("prologue", "body"))
+        shape = np.broadcast_shapes(*(operand.shape for operand in operands))
+        axes = op.attr("axes")
+        count = len(op.results) - int(op.attr("sums"))
+        with np.errstate(all="ignore"):
+            totals = [
+                (np.mean if index in op.attr("means") else np.sum)(
+                    summable(np.broadcast_to(x, shape)), axis=axes, keepdims=True
+                )
+                for index, x in enumerate(interpret(prologue, NumpyScalars(), operands))
+            ]
+            totals = [t.astype(dtype.numpy) for t, dtype in zip(totals, result_dtypes(prologue), strict=True)]
+            made = interpret(body, NumpyScalars(), [*operands, *totals])
+            arrays = [
+                np.broadcast_to(np.asarray(array, dtype.numpy), shape).copy()
+                for array, dtype in zip(made, result_dtypes(body), strict=True)
+            ]
+            others = tuple(axis for axis in range(len(shape)) if axis not in axes)
+            sums = [np.sum(summable(array), axis=others).astype(array.dtype) for array in arrays[count:]]
+        found = (*arrays[:count], *sums)
+        return found if len(found) > 1 else found[0]

@@ -1,0 +1,184 @@
+"""Adjoints of softmax and norms are one kernel, `row_map`, found by the pass fuse-rows: on the cpu, at the level
+"kernel", printed and parsed; what does not go together stays apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from gradient_checks import normal
+
+import tilewright
+from tilewright import Builder, Module, PassManager
+from tilewright.graph.clone import clone_module
+from tilewright.graph.core import Operation
+from tilewright.graph.dtypes import f32, from_numpy
+from tilewright.graph.equality import first_difference
+from tilewright.graph.evaluator import Evaluator
+from tilewright.graph.printer import print_module
+from tilewright.graph.verifier import verify
+
+KERNELS = "O2,lower-to-kernels,cse,fuse-kernels,fuse-rows,dce"
+Feeds = dict[str, np.ndarray]
+
+
+def model(function: Callable[..., Any], feeds: Feeds, dims: dict[str, Sequence[Any]] | None = None) -> Module:
+    b = Builder("case")
+    inputs = {
+        name: b.input(name, from_numpy(array.dtype)[tuple((dims or {}).get(name, array.shape))])
+        for name, array in feeds.items()
+    }
+    b.output(function(b, **inputs), "y")
+    return b.build()
+
+
+def kernels(module: Module, name: str = "kernel.row_map") -> list[Operation]:
+    return [op for op in module.walk() if op.name == name]
+
+
+def check(
+    function: Callable[..., Any], feeds: Feeds, count: int = 1, sums: int = 0, dims: Any = None, dtype: Any = np.float32
+) -> Module:
+    """The gradient of sum(tanh(function)): as the reference has it, with so many row_maps and sums of rows."""
+    given = {name: array.astype(dtype) if array.dtype.kind == "f" else array for name, array in feeds.items()}
+    whole = model(lambda b, **x: b.reduce_sum(b.tanh(function(b, **x)), keepdims=0), given, dims)
+    wrt = [name for name, array in given.items() if array.dtype.kind == "f"]
+    graph = tilewright.gradient(whole, "y", wrt)
+    expected = tilewright.compile(graph, target="reference").run(given)
+    executables = [tilewright.compile(graph, target="cpu", threads=threads) for threads in (1, 3)]
+    one, several = (executable.run(given) for executable in executables)
+    for name, value in expected.items():
+        tolerance = (2e-5 if dtype is np.float32 else 1e-11) * max(1, np.abs(value).max())
+        np.testing.assert_allclose(one[name], value, rtol=0, atol=tolerance, err_msg=name)
+        assert np.array_equal(one[name], several[name]), name
+    module = executables[0].module
+    assert len(kernels(module)) == count
+    assert sum(op.attr("sums") for op in kernels(module)) == sums
+    at_kernel_level(graph, given, expected, dtype)
+    return module
+
+
+def at_kernel_level(graph: Module, feeds: Feeds, expected: Feeds, dtype: Any) -> None:
+    """The numpy meaning of the kernels; and the text of them round-trips."""
+    module = clone_module(graph)
+    PassManager.parse(KERNELS).run(module)
+    verify(module)
+    parsed = tilewright.parse(print_module(module), weights=module)
+    assert first_difference(parsed, module) is None
+    results = Evaluator(parsed.functions).run(parsed.main.block, [feeds[value.name] for value in module.main.inputs])
+    for (name, value), found in zip(expected.items(), results, strict=True):
+        tolerance = (2e-5 if dtype is np.float32 else 1e-11) * max(1, np.abs(value).max())
+        np.testing.assert_allclose(found, value, rtol=0, atol=tolerance, err_msg=name)
+
+
+SHAPES = [(5, 37), (3, 4, 130), (70, 16)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ["softmax", "log_softmax"])
+def test_softmax(kind: str, shape: tuple[int, ...]) -> None:
+    check(lambda b, x: b.create(kind, x, axis=-1), {"x": normal(*shape)})
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_softmax_along_any_axis(axis: int) -> None:
+    """Along the first one rows lie side by side in the memory of all of it; that is left as it is."""
+    check(lambda b, x: b.softmax(x, axis=axis), {"x": normal(5, 6, 7)}, count=int(axis > 0))
+
+
+def test_softmax_in_float64() -> None:
+    """The second part of the forward pass is one, too."""
+    check(lambda b, x: b.softmax(x), {"x": normal(5, 37)}, count=2, dtype=np.float64)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_layer_norm(shape: tuple[int, ...]) -> None:
+    feeds = {"x": normal(*shape), "scale": normal(shape[-1]), "bias": normal(shape[-1], seed=1)}
+    check(lambda b, x, scale, bias: b.layer_normalization(x, scale, bias, outputs=1), feeds, sums=2)
+
+
+def test_layer_norm_of_several_axes() -> None:
+    feeds = {"x": normal(6, 5, 7), "scale": normal(5, 7), "bias": normal(5, 7, seed=1)}
+    check(lambda b, x, scale, bias: b.layer_normalization(x, scale, bias, axis=1, outputs=1), feeds, sums=2)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rms_norm(shape: tuple[int, ...]) -> None:
+    check(lambda b, x, scale: b.rms_normalization(x, scale), {"x": normal(*shape), "scale": normal(shape[-1])}, sums=1)
+
+
+def test_open_batch() -> None:
+    feeds = {"x": normal(9, 37), "scale": normal(37), "bias": normal(37, seed=1)}
+    build: Any = lambda b, x, scale, bias: b.layer_normalization(x, scale, bias, outputs=1)  # noqa: E731
+    check(build, feeds, sums=2, dims={"x": ("n", 37)})
+    check(lambda b, x: b.softmax(x), {"x": normal(9, 37)}, dims={"x": ("n", "m")})
+
+
+def test_one_plan_after_another() -> None:
+    """The plan for other sizes follows from that of the first ones."""
+    b = Builder("case")
+    x, scale = b.input("x", f32["n", "m"]), b.input("scale", f32["m"])
+    b.output(b.reduce_sum(b.tanh(b.rms_normalization(x, scale)), keepdims=0), "y")
+    graph = tilewright.gradient(b.build(), "y", ["x", "scale"])
+    ours, reference = (tilewright.compile(graph, target=target) for target in ("cpu", "reference"))
+    for n, m in ((3, 8), (700, 33), (5, 130), (1, 1), (64, 300), (4, 40000)):
+        feeds = {"x": normal(n, m).astype(np.float32), "scale": normal(m).astype(np.float32)}
+        expected = reference.run(feeds)
+        for name, value in ours.run(feeds).items():
+            np.testing.assert_allclose(value, expected[name], atol=5e-5, rtol=5e-5, err_msg=f"{name} of {n}x{m}")
+
+
+def test_rows_that_no_cache_holds() -> None:
+    """They are reduced and mapped apart; and where their length is known, not joined at all."""
+    x = normal(2, 40000)
+    module = check(lambda b, x: b.softmax(x), {"x": x}, dims={"x": ("n", "m")})
+    assert kernels(module)
+    assert not kernels(check(lambda b, x: b.softmax(x), {"x": x}, count=0))
+
+
+def test_rows_side_by_side_that_are_added_up() -> None:
+    """Channels last, with an adjoint for each of them."""
+
+    def function(b: Any, x: Any, scale: Any) -> Any:
+        lined = b.transpose(x, perm=[0, 2, 1])
+        return b.transpose(b.rms_normalization(lined, scale), perm=[0, 2, 1])
+
+    check(function, {"x": normal(3, 40, 9), "scale": normal(40)}, sums=1)
+
+
+def test_what_others_read_is_not_computed_twice() -> None:
+    """A total that is a result of the model stays a reduction."""
+    b = Builder("case")
+    x, y = b.input("x", f32[5, 37]), b.input("y", f32[5, 37])
+    total = b.reduce_sum(b.mul(x, y), np.array([1]), keepdims=1)
+    b.output(b.mul(y, b.sub(x, total)), "z")
+    b.output(total, "total")
+    executable = tilewright.compile(b.build(), target="cpu")
+    assert not kernels(executable.module)
+    feeds = {"x": normal(5, 37).astype(np.float32), "y": normal(5, 37, seed=1).astype(np.float32)}
+    found = executable.run(feeds)
+    np.testing.assert_allclose(found["total"], (feeds["x"] * feeds["y"]).sum(axis=1, keepdims=True), atol=1e-5)
+    np.testing.assert_allclose(found["z"], feeds["y"] * (feeds["x"] - found["total"]), atol=1e-5)
+
+
+def test_a_chain_of_totals_is_several_kernels() -> None:
+    """The second total follows from the first one."""
+    b = Builder("case")
+    x = b.input("x", f32[5, 37])
+    centred = b.sub(x, b.reduce_mean(x, np.array([1]), keepdims=1))
+    spread = b.reduce_mean(b.mul(centred, centred), np.array([1]), keepdims=1)
+    b.output(b.div(centred, b.sqrt(b.add(spread, 0.5))), "y")
+    module = b.build()
+    PassManager.parse("lower-to-kernels,cse,fuse-kernels,fuse-rows,dce").run(module)
+    assert len(kernels(module)) == 1
+    assert len(kernels(module, "kernel.reduce")) == 1
+    x_array = normal(5, 37).astype(np.float32)
+    [found] = Evaluator(module.functions).run(module.main.block, [x_array])
+    expected = x_array - x_array.mean(axis=1, keepdims=True)
+    expected /= np.sqrt((expected**2).mean(axis=1, keepdims=True) + 0.5)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(
+        tilewright.compile(b.build(), target="cpu").run({"x": x_array})["y"], expected, atol=1e-5
+    )
