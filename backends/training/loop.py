@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ...graph.diagnostics import UsageError
+from ...graph.diagnostics import ExecutionError, UsageError, listed
 from ...graph.paths import check_target
 from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from .data import as_batches
@@ -57,8 +57,8 @@ def fit(
     before the first step, with what was resumed. `facts` go into the checkpoint: whatever in JSON a run that goes on
     should be compared with.
 
-    Raises UsageError for a damaged checkpoint or one of another step, ExecutionError from the step; the checkpoint that
-    was there stays.
+    Raises UsageError for a damaged checkpoint or one of another step, ExecutionError from the step and for a state with
+    NaN or infinity that should be saved; the checkpoint that was there stays.
     """
     if resume and checkpoint is None:
         raise UsageError("train/resume", "resume needs the checkpoint to go on from")
@@ -75,6 +75,7 @@ def fit(
 
     def save() -> None:
         if checkpoint is not None:
+            _refuse_bad_numbers(trainer, len(run.losses))
             saved = Checkpoint(trainer.state, run.epoch, run.batch, run.losses, dict(facts or {}))
             save_checkpoint(checkpoint, saved)
 
@@ -98,6 +99,19 @@ def fit(
         run.interrupted = bool(stop)
     save()
     return run
+
+
+def _refuse_bad_numbers(trainer: Trainer, steps: int) -> None:
+    """Raises ExecutionError for a state that would be of no use; the checkpoint before it stays."""
+    bad = trainer.not_finite()
+    if bad:
+        hints = (
+            "the last checkpoint is as it was",
+            "loss_scale=1.0 (--loss-scale) leaves out updates whose gradients are not finite",
+            "detect_anomaly=True (--detect-anomaly) names the operation that made the first such number",
+        )
+        message = f"after {steps} steps {listed(bad)} {'is' if len(bad) == 1 else 'are'} not finite"
+        raise ExecutionError("train/not-finite", message, notes=hints)
 
 
 @contextmanager

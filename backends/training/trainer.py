@@ -68,8 +68,9 @@ class Trainer:
     def run(self, batch: Mapping[str, Any], outputs: Sequence[str] = ()) -> dict[str, Any]:
         """Train on one batch; the loss, and those of the model's outputs that `outputs` names.
 
-        Raises UsageError for a target that is no class, ExecutionError from the step.
+        Raises UsageError for a target that is no class and for a batch without elements, ExecutionError from the step.
         """
+        self._check_batch(batch)
         self.check_classes(batch)
         made = self._run_in_place(batch, [self.roles.loss, *outputs])
         if made is not None:
@@ -90,12 +91,22 @@ class Trainer:
             if self._own.get(name) is not array:
                 dtype = self._own[name].dtype if name in self._own else None
                 self.state[name] = self._own[name] = np.array(array, dtype, order="C")
-        found: dict[str, Any] | None = update({**batch, **self.state}, outputs, self._check_loss)
+        feeds = {**batch, **self.state}
+
+        def check(loss: Any) -> None:
+            if not math.isfinite(loss.item()):
+                self._check(feeds, loss, {})
+
+        found: dict[str, Any] | None = update(feeds, outputs, check)
         return found
 
-    def _check_loss(self, loss: Any) -> None:
-        if not math.isfinite(loss.item()):
-            self._check({}, loss, {})
+    def _check_batch(self, batch: Any) -> None:
+        if not isinstance(batch, Mapping):
+            wanted = ", ".join(f"{name!r}: ..." for name in self.data_inputs)
+            raise UsageError("data/batch", f"a batch is a dict, {{{wanted}}}, not {type(batch).__name__}")
+        for name, array in batch.items():
+            if isinstance(array, np.ndarray) and not array.size:
+                raise UsageError("data/empty", f"{name!r} has no elements: its shape is {array.shape}")
 
     def check_classes(self, batch: Mapping[str, Any]) -> None:
         """Raises UsageError data/class for a target that names a class which the model has no score for."""
@@ -114,6 +125,8 @@ class Trainer:
             where = f"{name!r}[{', '.join(map(str, place))}]" if place else repr(name)
             message = f"{where} is {labels[place]}, but the classes are 0 to {count - 1}"
             hints = [f"{int(wrong.sum())} of {labels.size} elements are out of range"]
+            if ignored is None:
+                hints.append("nn.CrossEntropyLoss(ignore_index=...) leaves the elements of one number out")
             raise UsageError("data/class", message, notes=hints)
 
     def _check(self, feeds: Mapping[str, Any], loss: Any, new: Mapping[str, np.ndarray]) -> None:
@@ -122,10 +135,26 @@ class Trainer:
             return
         if not self.detect_anomaly:
             hint = "detect_anomaly=True (--detect-anomaly) names the operation that made the first such number"
-            raise ExecutionError("train/not-finite", f"the loss is {float(np.asarray(loss).reshape(()))}", notes=[hint])
+            message = f"the loss is {float(np.asarray(loss).reshape(()))}"
+            raise ExecutionError("train/not-finite", message, notes=[*self._reasons(feeds), hint])
         from .anomaly import first_bad_number
 
         raise first_bad_number(self.module, feeds)
+
+    def _reasons(self, feeds: Mapping[str, Any]) -> list[str]:
+        """What of the batch and the state explains a loss that is no number."""
+        reasons = []
+        bad = self.not_finite()
+        if bad:
+            reasons.append(f"an earlier update made numbers in {listed(bad)} that are not finite, by its gradients")
+        for name, (_, ignored) in self.roles.classes.items():
+            if ignored is not None and name in feeds and (np.asarray(feeds[name]) == ignored).all():
+                reasons.append(f"every element of {name!r} is {ignored}, which does not count: a mean of nothing")
+        return reasons
+
+    def not_finite(self) -> list[str]:
+        """The tensors of the state that hold a NaN or an infinity, by name."""
+        return [name for name, array in self.state.items() if not _is_finite(array)]
 
     def load_state(self, state: Mapping[str, np.ndarray], what: str = "this state") -> None:
         """Go on from `state`. Raises UsageError, which calls it `what`, unless it has exactly this step's tensors."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..clone import ValueMap, clone_operations
 from ..core import Block, BlockOutput, Operation, Region, Value
+from ..dims import prove_equal
 from ..evaluator import captures
 from ..infer import InferenceContext, infer_types
 from ..types import TensorType
@@ -313,8 +314,12 @@ def _why_not(step: Iteration) -> Refusal | None:
         if not isinstance(state.type, TensorType) or not isinstance(after.type, TensorType):
             return Refusal("a state is no tensor")
         before, behind = state.type.shape, after.type.shape
-        if before is not None and behind is not None and len(before) != len(behind):
-            return Refusal("a state changes its rank")
+        if before is None or behind is None:
+            continue
+        if len(before) != len(behind):
+            return Refusal(f"its state %{state.name} changes its rank")
+        if any(prove_equal(one, other) is False for one, other in zip(before, behind, strict=True)):
+            return Refusal(f"its state %{state.name} changes its shape, from {state.type} to {after.type}")
     return None
 
 

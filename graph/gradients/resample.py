@@ -35,6 +35,8 @@ def resize(op: Operation, grads: Sequence[Value | None], b: GradientBuilder) -> 
         1 if before == dim and not isinstance(before, int) else before for before, dim in zip(shape, after, strict=True)
     ]
     given = [b.elements(each) for each in (roi, scales)]
+    if given[0] is None and op.attr("coordinate_transformation_mode") == "tf_crop_and_resize":
+        return [Refusal("the region that it crops is not known before a run")]
     wanted = _elements(op, sizes, known, context)
     if not all(isinstance(dim, int) for dim in known) or (wanted is None and given[1] is None):
         factors = _repeats(op, len(known), given[1]) if scales is not None else None

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -96,11 +98,26 @@ class Loss:
 
     function: Callable[..., Tensor]
     of_classes = False
+    known: ClassVar[tuple[str, ...]] = ()
+    __signature__: ClassVar[inspect.Signature]
     takes = "values"
     not_after: tuple[str, ...] = ()
     instead = ""
 
+    def __init_subclass__(cls) -> None:
+        """Each loss is documented and takes options as its function does."""
+        parameters = inspect.signature(cls.function).parameters.values()
+        cls.known = tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+        cls.__signature__ = inspect.Signature([each for each in parameters if each.name in cls.known])
+        cls.__doc__ = cls.function.__doc__
+
     def __init__(self, **options: Any) -> None:
+        for name in options:
+            if name not in self.known:
+                near = difflib.get_close_matches(name, self.known, 1)
+                hint = f"did you mean {near[0]}?" if near else f"its options are {', '.join(self.known)}"
+                raise UsageError("loss/option", f"{type(self).__name__} has no option {name!r}", notes=[hint])
+        _checked(options.get("reduction", "mean"))
         self.options = options
 
     def __call__(self, scores: Tensor, target: Tensor) -> Tensor:
@@ -113,8 +130,6 @@ class Loss:
 
 
 class CrossEntropyLoss(Loss):
-    """`cross_entropy` with its options."""
-
     function = staticmethod(cross_entropy)
     of_classes = True
     takes = "scores"
@@ -122,8 +137,6 @@ class CrossEntropyLoss(Loss):
 
 
 class NLLLoss(Loss):
-    """`nll` with its options."""
-
     function = staticmethod(nll)
     of_classes = True
     takes = "logarithms of probabilities"
@@ -132,26 +145,18 @@ class NLLLoss(Loss):
 
 
 class MSELoss(Loss):
-    """`mse` with its options."""
-
     function = staticmethod(mse)
 
 
 class L1Loss(Loss):
-    """`l1` with its options."""
-
     function = staticmethod(l1)
 
 
 class BCELoss(Loss):
-    """`bce` with its options."""
-
     function = staticmethod(bce)
 
 
 class BCEWithLogitsLoss(Loss):
-    """`bce_logits` with its options."""
-
     function = staticmethod(bce_logits)
     takes = "scores"
     not_after = ("sigmoid", "softmax")
@@ -187,6 +192,8 @@ def _classes_second(b: Builder, scores: Tensor, target: Tensor, axis: int) -> tu
     rank = len(scores.shape or ())
     if rank < 2:
         raise UsageError("loss/rank", f"scores are [n, classes, ...], not {scores.type}")
+    if not -rank <= axis < rank:
+        raise UsageError("loss/axis", f"{scores.type} has no axis {axis} of classes")
     if axis % rank == 1:
         return scores, target
     if axis % rank == rank - 1:

@@ -6,8 +6,9 @@ parameters share (learning rate, bias corrections) are computed once, in f64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -70,6 +71,18 @@ class Optimizer:
     decoupled: bool = field(default=False, kw_only=True)
     decay_vectors: bool = field(default=True, kw_only=True)
 
+    def __post_init__(self) -> None:
+        """Raises UsageError for numbers with which it would not train."""
+        for each in fields(self):
+            number = getattr(self, each.name)
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                continue
+            is_average = each.name.startswith("beta") or each.name in ("alpha", "momentum", "dampening")
+            if not 0 <= number < (1 if is_average else math.inf):
+                wanted = "at least 0 and below 1" if is_average else "finite and at least 0"
+                name = f"{type(self).__name__}({each.name}=...)"
+                raise UsageError("optimizer/number", f"{name} is {wanted}, not {number}")
+
     def slot_names(self) -> tuple[str, ...]:
         return self.slots
 
@@ -116,8 +129,9 @@ class SGD(Optimizer):
 class Momentum(Optimizer):
     """u' = beta u + (1 - dampening) g;  w - learning_rate * u'.
 
-    dampening = beta makes u a moving average of gradients; `unbiased` then divides it by 1 - beta^t. `nesterov` steps
-    along g + beta u' (Sutskever et al. 2013, as PyTorch has it).
+    dampening = beta makes u a moving average of gradients, which begins at zero (PyTorch's begins at the first
+    gradient); `unbiased` then divides it by 1 - beta^t. `nesterov` steps along g + beta u' (Sutskever et al. 2013, as
+    PyTorch has it).
     """
 
     slots = ("momentum",)
@@ -128,6 +142,7 @@ class Momentum(Optimizer):
     nesterov: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.unbiased and self.dampening != self.beta:
             raise UsageError("optimizer/unbiased", "unbiased momentum is of a moving average: give dampening=beta")
 

@@ -128,6 +128,8 @@ def chosen_parameters(module: Module, params: Any, log: DiagnosticLog | None = N
             names[name] = None
     if wrong:
         raise UsageError.collect(wrong)
+    if not names:
+        raise UsageError("train/no-parameter", "params names nothing to train", notes=["None is all of them"])
     return list(names)
 
 

@@ -11,6 +11,7 @@ written in the module's metadata_props, where it stays when the step is saved (`
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,6 +22,7 @@ from ...graph import dtypes
 from ...graph.core import Value
 from ...graph.diagnostics import DiagnosticLog, UsageError
 from ...graph.location import NodeLocation
+from ...graph.model_builder import Tensor
 from ...graph.nn.losses import LOSSES, Loss
 from ...graph.types import TensorType
 from .derivation import Derivation
@@ -32,7 +34,6 @@ from .running_statistics import update_running_statistics
 from .step_builder import StepBuilder
 
 if TYPE_CHECKING:
-    from ...graph.model_builder import Tensor
     from ...graph.module import Module
 
 # Of the parameters, in a remark.
@@ -109,8 +110,18 @@ class StepOptions:
     stops: str = "stop"
 
     def __post_init__(self) -> None:
-        if self.accumulate < 1:
-            raise UsageError("train/accumulate", f"accumulate is at least 1 call, not {self.accumulate}")
+        if self.accumulate < 1 or int(self.accumulate) != self.accumulate:
+            raise UsageError(
+                "train/accumulate", f"accumulate is a number of calls of at least 1, not {self.accumulate}"
+            )
+        scale = self.loss_scale.initial if isinstance(self.loss_scale, LossScale) else self.loss_scale
+        if scale is not None and not 0 < scale < math.inf:
+            raise UsageError("train/loss-scale", f"a loss scale is a finite number above 0, not {scale}")
+        if not isinstance(self.optimizer, str | Optimizer):
+            hint = "train.Adam(1e-3), or its name, 'adam'"
+            raise UsageError("train/optimizer", f"{self.optimizer!r} is no optimizer", notes=[hint])
+        if not 0 <= self.seed < 2**63:
+            raise UsageError("train/seed", f"a seed is an integer from 0 to 2^63 - 1, not {self.seed}")
         for name, number in (("clip_value", self.clip_value), ("clip_norm", self.clip_norm)):
             if number is not None and not number > 0:
                 raise UsageError("train/clip", f"{name} is above 0, not {number}")
@@ -147,6 +158,7 @@ class _StepMaker:
         scale = options.loss_scale
         self.scaling = LossScale(float(scale), 1, 1) if isinstance(scale, int | float) else scale
         self.b = StepBuilder(module)
+        self.block = module.main.block
         self.classes: dict[str, tuple[int, int | None]] = {}
         self.model_outputs = [str(output.name) for output in module.main.block.outputs]
 
@@ -206,6 +218,8 @@ class _StepMaker:
             found = self._named_loss(wanted, outputs)
         elif callable(wanted):
             found = wanted(b, outputs)
+            if not isinstance(found, Tensor):
+                raise UsageError("train/loss", f"the function that makes the loss gave {found!r}, which is no tensor")
         elif wanted in LOSSES:
             found = self._named_loss(LOSSES[wanted](), outputs)
         elif wanted in outputs:
@@ -234,10 +248,24 @@ class _StepMaker:
                 raise UsageError("train/loss", f"scores are [n, classes, ...], not {scores.type}")
             axis = loss.class_axis % len(shape)
             type = dtypes.i64[(*shape[:axis], *shape[axis + 1 :])]
-        name = b.unused(self.options.target)
+        name, target = self.options.target, self._target(type)
         if loss.of_classes and isinstance(count := shape[axis], int):
             self.classes[name] = count, loss.options.get("ignore_index")
-        return loss(scores, b.input(name, type))
+        return loss(scores, target)
+
+    def _target(self, type: TensorType) -> Tensor:
+        """The input that the loss compares with: a further one, or one that the model has, as of an autoencoder."""
+        b, name = self.b, self.options.target
+        there = {str(argument.name): argument for argument in self.block.arguments if argument not in b.defaults}
+        if name not in there:
+            if b.unused(name) != name:
+                raise UsageError("train/target", f"the name {name!r} is taken; give the target another (--target-name)")
+            return b.input(name, type)
+        found = there[name].type
+        if not isinstance(found, TensorType) or found.dtype is not type.dtype or found.rank != type.rank:
+            hint = "another name makes an input of its own"
+            raise UsageError("train/target", f"the input {name!r} is {found}, a target is {type}", notes=[hint])
+        return b.tensor(there[name])
 
     def _tell_of_scores(self, loss: Loss, scores: Tensor, outputs: dict[str, Tensor]) -> None:
         """What the loss looks at; a softmax or sigmoid before a loss that has one of its own is a mistake."""

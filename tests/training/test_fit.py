@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tilewright
 from tilewright import bf16, f32, nn, train
 from tilewright.graph.diagnostics import ExecutionError, UsageError
 
@@ -201,6 +202,26 @@ def test_a_bad_loss_leaves_the_checkpoint(tmp_path: Path) -> None:
     assert file.read_bytes() == before
 
 
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+def test_a_state_that_is_not_finite_is_not_saved(target: str, tmp_path: Path) -> None:
+    """The loss of the bad batch is 0, its gradient is NaN."""
+    b = tilewright.Builder()
+    scores = b.input("x", f32["n", 4]) @ b.const(np.ones((4, 1), np.float32), name="w")
+    b.output(b.reduce_sum(b.sqrt(b.abs(scores)), keepdims=0), "loss")
+    model, file = b.build(), tmp_path / "state.npz"
+    data = [{"x": X[:4]}, {"x": 0 * X[:4]}, {"x": X[:4]}]
+    with pytest.raises(ExecutionError, match="after 2 steps w is not finite"):
+        train.fit(train.Trainer(train.step(model, "loss", "sgd"), target), data, 1, checkpoint=file, every=1)
+    found = train.load_checkpoint(file)
+    assert len(found.losses) == 1
+    assert np.isfinite(found.state["w"]).all()
+    with pytest.raises(ExecutionError, match="the loss is nan") as error:
+        train.fit(train.Trainer(train.step(model, "loss", "sgd"), target), data, 1)
+    assert "an earlier update made numbers in w that are not finite" in str(error.value)
+    kept = train.Trainer(train.step(model, "loss", "sgd", loss_scale=1.0), target)
+    assert np.isfinite(train.fit(kept, data, 1).losses).all()
+
+
 # ---- charts ----------------------------------------------------------------------------------------------------------
 
 
@@ -242,7 +263,7 @@ def test_a_target_that_is_no_class_is_told_before_the_step_runs(target: str, lab
     with pytest.raises(UsageError, match=rf"'target'\[2\] is {label}, but the classes are 0 to 2") as error:
         training.step({"x": X[:4], "target": labels})
     assert error.value.code == "data/class"
-    assert error.value.diagnostics[0].notes == ("2 of 4 elements are out of range",)
+    assert error.value.diagnostics[0].notes[0] == "2 of 4 elements are out of range"
     assert all(np.array_equal(before[name], array) for name, array in training.state.items())
 
 

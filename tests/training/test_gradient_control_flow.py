@@ -76,6 +76,14 @@ def test_a_loop_that_ends_by_its_condition() -> None:
     compare(build, {"x": normal(3)}, open_dims=(False,))
 
 
+def test_a_state_that_grows_is_refused_by_name() -> None:
+    def build(b: Any, x: Any) -> Any:
+        return b.loop(3, [x], lambda i, c, s: (c, b.concat(s, x, axis=0)))
+
+    with pytest.raises(tilewright.TilewrightError, match=r"its state %.* changes its shape"):
+        tilewright.vjp(model(build, {"x": normal(3)}), ["y0"], ["x"])
+
+
 def test_a_loop_in_a_loop_in_a_branch() -> None:
     def build(b: Any, x: Any, w: Any) -> Any:
         def inner(i: Any, c: Any, s: Any) -> Any:

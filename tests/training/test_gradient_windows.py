@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gradient_checks import compare, normal
+from gradient_checks import compare, model, normal
 
 import tilewright
 
@@ -51,8 +51,6 @@ def test_transposed_convolutions(x: tuple[int, ...], w: tuple[int, ...], attribu
 @pytest.mark.parametrize(("x", "w", "attributes"), CONVOLUTIONS, ids=lambda item: str(item))
 def test_the_weight_gradient_and_its_body_agree(x: Any, w: Any, attributes: dict[str, Any]) -> None:
     """The kernel's numbers are those of the standard operators that a file gets."""
-    from gradient_checks import model
-
     feeds = {"x": normal(*x), "w": normal(*w)}
     module = model(lambda b, x, w: b.reduce_sum(b.tanh(b.conv(x, w, **attributes)), keepdims=0), feeds)
     graph = tilewright.gradient(module, "y0", ["x", "w"])
@@ -67,7 +65,6 @@ def test_the_weight_gradient_and_its_body_agree(x: Any, w: Any, attributes: dict
 
 def test_the_adjoint_of_a_convolution_is_one_with_the_flipped_kernel() -> None:
     x, w, grad = normal(1, 1, 6, 6), normal(1, 1, 3, 3), normal(1, 1, 4, 4)
-    from gradient_checks import model
 
     module = tilewright.vjp(model(lambda b, x, w: b.conv(x, w), {"x": x, "w": w}), ["y0"], ["x", "w"])
     found = tilewright.compile(module, target="reference").run({"x": x, "w": w, "y0_cotangent": grad})
@@ -111,7 +108,6 @@ def test_pools(name: str, attributes: dict[str, Any]) -> None:
 
 
 def test_overlapping_windows_add_up() -> None:
-    from gradient_checks import model
 
     x = np.array([[[1.0, 5.0, 2.0, 3.0]]])
     module = model(lambda b, x: b.reduce_sum(b.max_pool(x, kernel_shape=[3], outputs=2)[0], keepdims=0), {"x": x})
@@ -205,6 +201,16 @@ def test_resize_of_a_crop() -> None:
         open_dims=(False,),
         tolerance=1e-5,
     )
+
+
+def test_a_crop_that_only_the_run_knows_is_refused() -> None:
+    def build(b: Any, x: Any, roi: Any) -> Any:
+        mode = {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}
+        return b.resize(x, roi, None, np.array([1, 1, 3, 4]), **mode)
+
+    feeds = {"x": normal(1, 1, 5, 6), "roi": np.array([0, 0, 0.1, 0.2, 1, 1, 0.9, 0.7], np.float32)}
+    with pytest.raises(tilewright.TilewrightError, match="the region that it crops is not known"):
+        tilewright.vjp(model(build, feeds), ["y0"], ["x"])
 
 
 def test_batches_of_unknown_size_are_resized() -> None:

@@ -302,6 +302,66 @@ def test_biases_of_one_element_are_trained(tmp_path: Path) -> None:
     assert losses[-1] < 1e-3
 
 
+def test_a_target_may_be_an_input_that_is_there() -> None:
+    net = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 4)).initialize(0)
+    step = train.step(net.to_model(x=f32["n", 4]), "mse", train.Adam(0.02), target="x")
+    assert train.Trainer(step, "reference").data_inputs == ["x"]
+    trainer = train.Trainer(step, "reference")
+    losses = [trainer.step({"x": X}) for _ in range(50)]
+    assert losses[-1] < 0.7 * losses[0]
+    for taken in ("0.weight", "step"):
+        with pytest.raises(UsageError, match="is taken; give the target another"):
+            train.step(net.to_model(x=f32["n", 4]), "mse", target=taken)
+    with pytest.raises(UsageError, match="the input 'x' is f32"):
+        train.step(net.to_model(x=f32["n", 4]), "cross-entropy", target="x")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss_scale": 0}, "finite number above 0"),
+        ({"accumulate": 1.5}, "number of calls"),
+        ({"params": []}, "names nothing to train"),
+        ({"seed": 2**70}, "seed"),
+        ({"optimizer": train.Adam}, "is no optimizer"),
+        ({"loss": lambda b, outputs: None}, "gave None, which is no tensor"),
+        ({"loss": nn.CrossEntropyLoss(axis=5)}, "has no axis 5"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        train.step(classifier(), **options)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: train.SGD(-1.0),
+        lambda: train.SGD(float("nan")),
+        lambda: train.Adam(beta1=1.5),
+        lambda: train.Adam(weight_decay=-1.0),
+        lambda: nn.CrossEntropyLoss(ignoreindex=-100),
+        lambda: nn.MSELoss(reduction="median"),
+    ],
+)
+def test_numbers_and_names_that_make_no_sense_are_refused_where_they_are_given(make: Any) -> None:
+    with pytest.raises(UsageError, match=r"finite and at least 0|below 1|did you mean ignore_index|reduction must be"):
+        make()
+
+
+@pytest.mark.parametrize("target", ["reference", "cpu"])
+def test_batches_that_are_none_are_refused(target: str) -> None:
+    trainer = train.Trainer(train.step(classifier(), nn.CrossEntropyLoss(ignore_index=-1)), target)
+    for batch in (None, (X, TARGET)):
+        with pytest.raises(UsageError, match=r"a batch is a dict, \{'x': "):
+            trainer.step(batch)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="'x' has no elements"):
+        trainer.step({"x": X[:0], "target": TARGET[:0]})
+    with pytest.raises(ExecutionError, match="nan") as found:
+        trainer.step({"x": X, "target": np.full(12, -1)})
+    assert "every element of 'target' is -1, which does not count" in str(found.value)
+
+
 def test_what_is_left_out_is_told() -> None:
     b = Builder()
     x = b.input("x", f32["n", 4])
