@@ -1,9 +1,11 @@
-"""Planning kernels that read images between their elements: everything channels last."""
+"""Planning kernels that read images between their elements."""
 
 from __future__ import annotations
 
 from ...graph.core import Operation
+from ...graph.kernel.tracing import apply
 from .kernels.roi_align import RoiAlign, build_roi_align, roi_align_arguments, roi_align_units
+from .kernels.sample import Sample, build_sample, sample_arguments, sample_units
 from .kernels.strided import stride_sizes
 from .plan_map import clear
 from .planner import Argument, Planner, View, channels_last, plans
@@ -39,3 +41,31 @@ def plan_roi_align(planner: Planner, op: Operation) -> None:
         given |= {f"{name}_outer{axis}": stride for axis, stride in enumerate(view.strides)}
     units = roi_align_units(kernel, y.shape[0])
     planner.call(compiled, roi_align_arguments(kernel), given, units, 64.0 * y.layout.size)
+
+
+@plans("kernel.sample")
+def plan_sample(planner: Planner, op: Operation) -> None:
+    """Along the channels if they lie together or are asked to, else along the places."""
+    x, *places = (planner.view(value) for value in op.operand_values)
+    by_channel = bool(op.attr("channels_last") or x.strides[1] == 1) and x.shape[1] > 1
+    y = planner.new(op.result, channels_last(len(planner.shape(op.result))) if by_channel else None)
+    by_channel = by_channel and y.strides[1] == 1
+    x = _channels_last(planner, x) if by_channel else x
+    names = [f"place{axis}" for axis in range(x.layout.rank - 2)] + ["factor"] * op.attr("has_factor")
+    static = planner.static
+    lines = [stride_sizes(place.strides, static) for place in places]
+    kernel = Sample(
+        x.dtype, places[0].dtype, stride_sizes(x.strides, static), stride_sizes(y.strides, static),
+        tuple(lines[: x.layout.rank - 2]), lines[-1] if op.attr("has_factor") else None, str(op.attr("mode")),
+        str(op.attr("padding")), bool(op.attr("align_corners")), bool(op.attr("normalized")), by_channel,
+    )  # fmt: skip
+    machine = planner.machine
+    compiled = planner.library.get(("sample", kernel), lambda name: build_sample(name, kernel, machine), "sample")
+    given: dict[str, Argument] = {"images": x.shape[0], "channels": x.shape[1]}
+    given |= {f"size{axis}": size for axis, size in enumerate(x.shape[2:])}
+    given |= {f"outer{axis}": extent for axis, extent in enumerate(y.shape[2:])}
+    for name, view in zip(("x", "y", *names), (x, y, *places), strict=True):
+        given[name] = planner.buffer(view)
+        given |= {f"{name}_outer{axis}": stride for axis, stride in enumerate(view.strides)}
+    units = apply(sample_units, y.shape[0], *y.shape[2:])
+    planner.call(compiled, sample_arguments(kernel), given, units, 32.0 * y.layout.size)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from ..opdef import op
+from ..ops.grid_sample_numeric import sample, scaled
 from .index_ops import AsInOnnx
-from .kernel_base import Known
+from .kernel_base import KernelOp, Known
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,3 +38,37 @@ class RoiAlign(AsInOnnx):
         if len(x) != 4 or len(regions) != 2 or regions[1] != 4 or tuple(batch) != (regions[0],):
             raise ValueError(f"regions {list(regions)} of the images {list(batch)} of {list(x)}")
         return [(regions[0], x[1], int(op.attr("output_height")), int(op.attr("output_width")))]
+
+
+@op("sample", domain="kernel")
+class Sample(KernelOp):
+    """x [n, c, *spatial] read at places [n, *result], one operand for each spatial dim: [n, c, *result].
+
+    A place counts elements or, if `normalized`, goes from -1 to 1; attributes are as GridSample has them. `factor`
+    [n, *result], the last operand if `has_factor`, is what is read multiplied with. `channels_last` asks for a result
+    whose channels lie together.
+    """
+
+    inputs = ("x", "operands*")
+    attributes: ClassVar[dict[str, Any]] = {
+        "mode": "linear", "padding": "zeros", "align_corners": 0, "normalized": 0, "has_factor": 0, "channels_last": 0,
+    }  # fmt: skip
+
+    def fixed_count(self, op: Operation) -> int:
+        return len(op.operands)
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        x, *places = shapes
+        rank = len(x) - 2
+        if len(places) != rank + op.attr("has_factor") or any(p != places[0] for p in places) or places[0][0] != x[0]:
+            raise ValueError(f"places {', '.join(str(list(place)) for place in places)} in {list(x)}")
+        return [(*x[:2], *places[0][1:])]
+
+    def compute(self, op: Operation, *operands: Any) -> Any:
+        x, *places = operands
+        factor = places.pop() if op.attr("has_factor") else None
+        corners = bool(op.attr("align_corners"))
+        if op.attr("normalized"):
+            places = [scaled(place, size, corners) for place, size in zip(places, x.shape[2:], strict=True)]
+        found = sample(x, places, op.attr("mode"), op.attr("padding"), corners)
+        return found if factor is None else (found * np.expand_dims(factor, 1)).astype(x.dtype)

@@ -165,13 +165,3 @@ def resize(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
         "extrapolation_value", "antialias", "axes", "keep_aspect_ratio_policy",
     )  # fmt: skip
     return _same(op, k, "resample", *names)
-
-
-@lowers("RoiAlign")
-def roi_align(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
-    if dtype_of(op.operand_values[2]) is not i64:
-        return None
-    names = (
-        "mode", "output_height", "output_width", "sampling_ratio", "spatial_scale", "coordinate_transformation_mode",
-    )  # fmt: skip
-    return _same(op, k, "roi_align", *names)

@@ -26,7 +26,7 @@ _Function = TypeVar("_Function", bound="Callable[..., object]")
 _rules: dict[tuple[str, str], Lowering] = {}
 _FAMILIES = (
     "attention", "casts", "convolution", "elementwise", "gradients", "indexing", "matmul", "movement", "normalization",
-    "quantization", "recurrent", "reduction",
+    "quantization", "recurrent", "reduction", "sampling",
 )  # fmt: skip
 _loaded: list[str] = []
 _deciding: dict[tuple[str, str], tuple[int, ...]] = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,37 +29,49 @@ class Tap(NamedTuple):
 def grid_sample(x: np.ndarray, grid: np.ndarray, mode: str, padding: str, align_corners: bool) -> np.ndarray:
     """x [n, c, *spatial] read at grid [n, *result, rank], whose last dim holds places from -1 to 1, the last spatial
     dim first; the result is [n, c, *result]."""
-    spatial = x.shape[2:]
-    source, places = summable(x), summable(grid)
+    places = [grid[..., axis] for axis in reversed(range(grid.shape[-1]))]
+    return sample(x, [scaled(place, size, align_corners) for place, size in zip(places, x.shape[2:], strict=True)],
+                  mode, padding, align_corners)  # fmt: skip
+
+
+def scaled(place: np.ndarray, size: int, align_corners: bool) -> np.ndarray:
+    """Places from -1 to 1 as places among `size` elements: over their middles (`align_corners`), or their edges."""
+    place = summable(place)
+    return np.asarray((place + 1) / 2 * (size - 1) if align_corners else ((place + 1) * size - 1) / 2)
+
+
+def sample(x: np.ndarray, places: Sequence[np.ndarray], mode: str, padding: str, align_corners: bool) -> np.ndarray:
+    """x [n, c, *spatial] read at places [n, *result], one array for each spatial dim; the result is [n, c, *result]."""
+    source = summable(x)
     taps = [
-        _taps(places[..., len(spatial) - 1 - axis], size, mode, padding, align_corners)
-        for axis, size in enumerate(spatial)
+        _taps(summable(place), size, mode, padding, align_corners)
+        for place, size in zip(places, x.shape[2:], strict=True)
     ]
-    batch = np.arange(len(x)).reshape(-1, *[1] * (grid.ndim - 2))
-    result = np.zeros((*grid.shape[:-1], x.shape[1]), source.dtype)
+    batch = np.arange(len(x)).reshape(-1, *[1] * (places[0].ndim - 1))
+    result = np.zeros((*places[0].shape, x.shape[1]), source.dtype)
     for chosen in itertools.product(*taps):
         weight = np.prod([tap.weight * tap.present for tap in chosen], axis=0)
         where: Any = (batch, slice(None), *[tap.places for tap in chosen])
-        values = source[where]
         # A place that is not there must not bring in a NaN that lies at the index put in its stead.
         present = np.logical_and.reduce([tap.present for tap in chosen])
-        result += np.where(present[..., None], values * weight[..., None], 0)
+        if not present.any():
+            continue
+        result += np.where(present[..., None], source[where] * weight[..., None], 0)
     return np.moveaxis(result, -1, 1).astype(x.dtype, copy=False)
 
 
 def _taps(place: np.ndarray, size: int, mode: str, padding: str, align_corners: bool) -> list[Tap]:
-    scaled = (place + 1) / 2 * (size - 1) if align_corners else ((place + 1) * size - 1) / 2
     if mode == "cubic":
-        low = np.floor(scaled)
-        weights = _cubic(scaled - low)
+        low = np.floor(place)
+        weights = _cubic(place - low)
         indices = [_padded(low + offset, size, padding, align_corners) for offset in (-1, 0, 1, 2)]
     elif mode == "linear":
-        moved = _padded(scaled, size, padding, align_corners)
+        moved = _padded(place, size, padding, align_corners)
         low = np.floor(moved)
         weights, indices = [1 - (moved - low), moved - low], [low, low + 1]
     else:
-        indices = [np.rint(_padded(scaled, size, padding, align_corners))]
-        weights = [np.ones_like(scaled)]
+        indices = [np.rint(_padded(place, size, padding, align_corners))]
+        weights = [np.ones_like(place)]
     return [_tap(index, weight, size) for index, weight in zip(indices, weights, strict=True)]
 
 

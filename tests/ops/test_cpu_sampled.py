@@ -120,3 +120,93 @@ def test_roi_align_refuses() -> None:
     for image in (1, -1, 2**40):
         with pytest.raises(tilewright.TilewrightError, match=f"index {image} is out of range"):
             executable.run({"x": x, "r": np.ones((1, 4), np.float32), "i": np.array([image])})
+
+
+# ---- GridSample ------------------------------------------------------------------------------------------------------
+
+
+def grid(images: int, *places: int, dtype: str = "f32") -> np.ndarray:
+    """Places inside and outside."""
+    return np.round(random.uniform(-1.4, 1.4, (images, *places, len(places))) * 256).astype(BY_NAME[dtype].numpy) / 256
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("corners", [0, 1])
+def test_grid_sample(mode: str, padding: str, corners: int) -> None:
+    x, options = random.normal(size=(2, 3, 7, 9)).astype(np.float32), {"mode": mode, "padding_mode": padding}
+    compare(lambda b, x, g: b.grid_sample(x, g, align_corners=corners, **options), x, grid(2, 5, 19))
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
+@pytest.mark.parametrize("shape", [(2, 3, 11), (1, 2, 4, 5, 6)])
+def test_grid_sample_of_other_dtypes_and_ranks(shape: tuple[int, ...], dtype: str) -> None:
+    x = random.normal(size=shape).astype(BY_NAME[dtype].numpy)
+    places = grid(shape[0], *[3] * (len(shape) - 3), 17)
+    compare(lambda b, x, g: b.grid_sample(x, b.cast_like(g, x)), x, places)
+
+
+def test_grid_sample_of_any_sizes() -> None:
+    """Behind a convolution, whose result lies channels last; and of images of one element, and none."""
+
+    def build(b: Builder, x: Any, w: Any, g: Any) -> Any:
+        return b.grid_sample(b.conv(x, w), g, padding_mode="reflection")
+
+    w = random.normal(size=(21, 3, 2, 2)).astype(np.float32)
+    for size, places in ((9, (4, 18)), (2, (3, 3)), (5, (0, 3))):
+        compare(build, random.normal(size=(2, 3, size, size)).astype(np.float32), w, grid(2, *places), dynamic=True)
+
+
+def test_what_is_not_there_is_not_read() -> None:
+    """A NaN at the border stays there, and places that are no numbers are nowhere."""
+    x = np.ones((1, 20, 4, 4), np.float32)
+    x[..., 0] = np.nan
+    places = np.array([[[[1.2, 0], [np.nan, 0], [3e38, -3e38], [0, 0], [-np.inf, 0]]]], np.float32)
+    b = Builder("outside")
+    given, g = b.input("x", f32[x.shape]), b.input("g", f32[places.shape])
+    b.output(b.grid_sample(given, g), "y")
+    b.output(b.grid_sample(b.conv(given, np.eye(20, dtype=np.float32)[..., None, None]), g), "last")
+    found = tilewright.compile(b.build(), target="cpu").run({"x": x, "g": places})
+    for y in found.values():
+        assert np.isfinite(y).all()
+        np.testing.assert_allclose(y[0, 0, 0, [1, 2, 4]], 0)
+        np.testing.assert_allclose(y[0, 0, 0, 3], 1)
+
+
+# ---- DeformConv ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "group", "offsets", "is_dynamic"), [
+    ("f32", 1, 1, True), ("f32", 2, 1, False), ("f32", 1, 2, True), ("f32", 2, 4, False), ("f32", 2, 4, True),
+    ("f64", 1, 2, False), ("f16", 2, 1, True),
+])  # fmt: skip
+def test_deform_conv(dtype: str, group: int, offsets: int, is_dynamic: bool) -> None:
+    options = {"pads": [1, 0, 2, 1], "strides": [2, 1], "dilations": [1, 2], "group": group, "offset_group": offsets}
+    number = BY_NAME[dtype].numpy
+    x = random.normal(size=(2, 8, 7, 9)).astype(number)
+    offset = np.round(random.normal(size=(2, offsets * 12, 4, 8)) * 64).astype(number) / number.type(64)
+    mask = random.random((2, offsets * 6, 4, 8)).astype(number)
+    w, bias = random.normal(size=(6, 8 // group, 3, 2)).astype(number), random.normal(size=6).astype(number)
+
+    def build(b: Builder, x: Any, offset: Any, mask: Any) -> Any:
+        weights = [b.cast_like(b.const(array), x) for array in (w, bias)]
+        return b.deform_conv(x, weights[0], offset, weights[1], mask, **options)
+
+    compare(build, x, offset, mask, dynamic=is_dynamic)
+
+
+@pytest.mark.parametrize("images", [0, 1])
+def test_deform_conv_with_filters_that_change(images: int) -> None:
+    x, offset = np.ones((images, 2, 5, 5), np.float32), np.zeros((images, 8, 4, 4), np.float32)
+    w = random.normal(size=(3, 2, 2, 2)).astype(np.float32)
+    compare(lambda b, x, w, offset: b.deform_conv(x, w, offset), x, w, offset)
+
+
+def test_offsets_that_do_not_fit() -> None:
+    b = Builder("offsets")
+    x, offset = b.input("x", f32[1, 2, "h", "w"]), b.input("o", f32[1, "k", "oh", "ow"])
+    b.output(b.deform_conv(x, np.ones((3, 2, 2, 2), np.float32), offset), "y")
+    executable = tilewright.compile(b.build(), target="cpu")
+    for shape in ((1, 6, 4, 4), (1, 8, 3, 4), (1, 8, 8, 2), (1, 8, 1, 1)):
+        with pytest.raises(tilewright.TilewrightError):
+            executable.run({"x": np.ones((1, 2, 5, 5), np.float32), "o": np.ones(shape, np.float32)})
