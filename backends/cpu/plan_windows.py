@@ -17,7 +17,7 @@ from ...graph.kernel.kernel_base import ViewOp, epilogue_of, extras_of, take
 from ...graph.kernel.kernel_ops import Windowed
 from ...graph.kernel.scalar_emitter import ScalarEmitter, computed_in
 from ...graph.kernel.strided import Shape, Strided
-from ...graph.kernel.tracing import choose
+from ...graph.kernel.tracing import apply, choose
 from ...graph.lowerings.builder import data_of
 from ...graph.ops.conv_numeric import transposed_sizes
 from ...graph.ops.pooling_numeric import number, pads_of
@@ -340,7 +340,9 @@ def _convolve_winograd(
     name = f"winograd_{tiling.size}_{conv.channels}_{conv.outputs}"
     compiled = planner.library.get(key, lambda name: build_winograd(name, conv, tiling), name)
     packed = _transformed(planner, filters, conv, tiling)
-    groups = winograd_panel_groups(conv, tiling, images, rows, pixels, planner.threads)
+    groups = apply(
+        lambda *sizes: winograd_panel_groups(conv, tiling, *sizes, planner.threads), images, rows, pixels
+    )  # fmt: skip
     given = _arguments(planner, start, x, y, extras)
     given |= {"w": planner.buffer(packed), "scratch": Buffer(None), "panel_groups": groups}
     units = winograd_units(conv, tiling, images, rows, pixels, groups) if y.layout.size else 0

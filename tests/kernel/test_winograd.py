@@ -142,15 +142,24 @@ def test_work_can_be_shared_out_anywhere(parts: int) -> None:
     case = Case(4, 6, 2, 10, images=2)
     tiling = WinogradTiling(2, block=3, rows=2, vectors=1, lanes=4)
     names = winograd_arguments(case.conv)
-    groups = winograd_panel_groups(case.conv, tiling, 2, 4, 6, parts)
-    assert 1 < groups <= 3
-    given = case.arguments(tiling, groups, threads=parts)
+    given = case.arguments(tiling, groups=3, threads=parts)
     units = given[names.index("end")]
     module = build_winograd("winograd", case.conv, tiling)
     for thread in range(parts):
         share = {"begin": thread * units // parts, "end": (thread + 1) * units // parts, "thread": thread}
         run_loops(module, [share.get(name, value) for name, value in zip(names, given, strict=True)])
     case.check(case.y.flat)
+
+
+@pytest.mark.parametrize(("channels", "size", "images"), [(64, 56, 1), (128, 28, 1), (256, 14, 1), (256, 14, 4)])
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_threads_get_equally_much_in_few_groups(channels: int, size: int, images: int, threads: int) -> None:
+    conv = Conv(Window.of((3, 3)), channels, channels, f32, 1, 1, size, size)
+    for tiling in (winograd_tiling(conv, machine_of_width(512), m) for m in (2, 4)):
+        groups = winograd_panel_groups(conv, tiling, images, size, size, threads)
+        units = winograd_units(conv, tiling, images, size, size, groups)
+        assert units % threads == 0 or units >= 4 * threads
+        assert groups <= threads
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -112,7 +112,10 @@ def winograd_tiling(conv: Conv, machine: Machine, size: int) -> WinogradTiling:
     block = max(rows, machine.l2 // 2 // one)
     if conv.rows is not None and conv.pixels is not None:
         tiles = -(-conv.rows // size) * -(-conv.pixels // size)
-        block = max(1, -(-tiles // -(-tiles // block)))
+        blocks = -(-tiles // block)
+        # An even number of them, as threads mostly are.
+        blocks += blocks % 2 if blocks > 1 else 0
+        block = max(1, -(-tiles // blocks))
     return WinogradTiling(size, block, min(rows, block), vectors, lanes)
 
 
@@ -178,12 +181,11 @@ def winograd_cycles(
 def winograd_panel_groups(
     conv: Conv, tiling: WinogradTiling, images: int, rows: int, pixels: int, threads: int = 1
 ) -> int:
-    """Into how many groups panels are cut, so that each thread has a few units of work. Units of one block that follow
-    each other share its transformed inputs."""
-    if threads == 1:
-        return 1
-    units = max(1, winograd_blocks(tiling, images, rows, pixels))
-    return max(1, min(-(-conv.outputs // tiling.columns), -(-4 * threads // units)))
+    """Into how few groups panels are cut so that all threads have as much to do: who computes a group transforms all
+    inputs of its block for it."""
+    blocks, panels = max(1, winograd_blocks(tiling, images, rows, pixels)), -(-conv.outputs // tiling.columns)
+    even = (n for n in range(1, panels) if blocks * n % threads == 0 or blocks * n >= 4 * threads)
+    return next(even, panels)
 
 
 def winograd_blocks(tiling: WinogradTiling, images: int, rows: int, pixels: int) -> int:
@@ -463,8 +465,13 @@ class _WinogradBuilder:
                 first, last = b.mul(part, tiling.rows), b.mul(b.add(part, 1), tiling.rows)
             a = b.view(inputs, b.add(b.mul(element, self.input_step), b.mul(first, self.padded)))
             c = b.view(sums, b.add(b.mul(element, self.sum_step), b.mul(first, tiling.columns)))
-            strip = b.view(filters, b.mul(element, conv.channels * tiling.columns))
-            choose(b, b.sub(last, first), self.heights(), lambda rows: b.call(self.product_function(rows), a, strip, c))
+            size = conv.channels * tiling.columns
+            strip = b.view(filters, b.mul(element, size))
+            # Each register tile asks for its part of the next element's filters.
+            step = b.div(b.add(tiling.columns, b.sub(parts, 1)), parts)
+            ahead = b.add(size, b.mul(part, b.mul(step, conv.channels)))
+            given = [a, strip, c, ahead, step]
+            choose(b, b.sub(last, first), self.heights(), lambda rows: b.call(self.product_function(rows), *given))
 
     def heights(self) -> list[int]:
         """How many tiles a register tile can have."""
@@ -485,16 +492,14 @@ class _WinogradBuilder:
         self.made.add(name)
         conv, tiling = self.conv, self.tiling
         buffer = types.buffer(self.dtype)
-        b = LoopBuilder(name, a=buffer, strip=buffer, c=buffer)
+        b = LoopBuilder(name, a=buffer, strip=buffer, c=buffer, ahead=INDEX, ahead_step=INDEX)
         tile = Tile(rows, tiling.vectors, tiling.lanes, self.dtype)
         places = [row * self.padded for row in range(rows)]
-        ahead = conv.channels * tiling.columns
         with b.loop(0, conv.channels, 1, tile.zeros(b)) as state:
             k = state.index
             right = tile.right(b, b["strip"], b.mul(k, tiling.columns))
-            for vector in range(tiling.vectors):
-                # The next element's filters, which come from beyond the second-level cache if there are many channels.
-                b.prefetch(b["strip"], b.add(b.mul(k, tiling.columns), ahead + vector * tiling.lanes), level=2)
+            # Filters come from beyond the second-level cache if there are many channels.
+            b.prefetch(b["strip"], b.add(b["ahead"], b.mul(k, b["ahead_step"])), level=2)
             state.yields(tile.step(b, state.values, b.view(b["a"], k), places, right))
         target = Target(b["c"], [row * tiling.columns for row in range(rows)], tiling.columns)
         tile.finish(b, state.results, target)
