@@ -101,9 +101,16 @@ class _Group:
         inside = set(self.members)
         return [result for result in self.op.results if not set(result.users) <= inside]
 
+    @property
+    def numbers(self) -> list[Value]:
+        """The numbers of rows that others read."""
+        inside = set(self.members)
+        made = [result for op in (*self.totals, *self.between) for result in op.results]
+        return [result for result in made if not set(result.users) <= inside]
+
     def fits(self) -> bool:
         """Whether one kernel can have so many tensors and operations."""
-        tensors = len(self.operands) + len(self.results) + len(self.sums)
+        tensors = len(self.operands) + len(self.results) + len(self.numbers) + len(self.sums)
         return tensors <= MAX_TENSORS and sum(map(_length, self.members)) <= MAX_OPERATIONS
 
     def grow(self) -> None:
@@ -124,7 +131,7 @@ class _Group:
         return False
 
     def _is_sum(self, op: Operation) -> bool:
-        """Whether `op` adds up all rows of what is here anyway, or of a product with what the map makes."""
+        """Whether `op` adds up all rows of what is here anyway, or of it with what the map makes."""
         if not _is_reduction(op, ("sum",)) or op.parent is not self.op.parent or "epilogue" in op.regions:
             return False
         if tuple(op.attr("axes")) != self.others or not any(_is_whole(v, self.whole) for v in op.operand_values):
@@ -158,7 +165,8 @@ class _Group:
 
     def replace(self, module: Module, context: PassContext) -> None:
         """The row_map in the place of the map."""
-        operands, results, op = self.operands, self.results, self.op
+        operands, op, numbers = self.operands, self.op, self.numbers
+        results = [*self.results, *numbers]
         dtypes = [dtype_of(value) for value in operands]
         means = tuple(index for index, total in enumerate(self.totals) if total.attr("kind") == "mean")
         prologue = trace(lambda s, *elements: self._elements(s, dict(zip(operands, elements, strict=True))), dtypes)
@@ -169,21 +177,21 @@ class _Group:
         shape = self.whole.shape or ()
         row = [shape[axis] for axis in self.axes]
         types = [*(v.type for v in results), *(tensor_type(s.result).with_shape(row) for s in self.sums)]
+        attributes = {"axes": self.axes, "means": means, "numbers": len(numbers), "sums": len(self.sums)}
         with context.rewrite(module, "fuse-rows", op) as rewriter:
             assert op.parent is not None
             location = fuse("", [member.location for member in self.members])
             builder = KernelBuilder(op.parent, module.symbols, op, location, rewriter.on_create)
             made = builder.create(
-                "kernel.row_map", operands, {"axes": self.axes, "means": means, "sums": len(self.sums)},
+                "kernel.row_map", operands, attributes,
                 result_types=types, regions={"prologue": Region(prologue), "body": Region(body)},
             )  # fmt: skip
             replaced = dict(zip(results, made.results, strict=False))
             for total, value in zip(self.sums, made.results[len(results) :], strict=True):
                 wide = builder.unsqueeze(value, self.others) if total.attr("keepdims") else value
                 rewriter.replace(total, [wide])
-            rewriter.replace(op, [replaced.get(result, made.results[0]) for result in op.results])
-            for member in [*reversed(self.between), *self.totals, *reversed(self.maps)]:
-                rewriter.erase(member)
+            for member in (op, *reversed(self.between), *self.totals, *reversed(self.maps)):
+                rewriter.replace(member, [replaced.get(result) for result in member.results])
 
     def _elements(self, s: Any, known: dict[Any, Any]) -> list[Any]:
         """What is added up for each total."""
@@ -226,11 +234,11 @@ def _group(op: Operation) -> _Group | None:
     reductions, between = _reached(op, whole)
     axes = next((tuple(each.attr("axes")) for each in reductions), ())
     totals = [each for each in reductions if tuple(each.attr("axes")) == axes]
-    # What others read, too, stays what it is.
+    # What others read before the map does stays what it is.
     while True:
         inside = {op, *between}
-        kept = [each for each in totals if set(each.result.users) <= inside]
-        needed = [each for each in between if _belongs(each, inside, kept)]
+        kept = [each for each in totals if _is_free(each, op, inside)]
+        needed = [each for each in between if _is_free(each, op, inside) and _follows(each, [*kept, *between])]
         if len(kept) == len(totals) and len(needed) == len(between):
             break
         totals, between = kept, needed
@@ -264,12 +272,13 @@ def _reached(op: Operation, whole: TensorType) -> tuple[list[Operation], list[Op
     )
 
 
-def _belongs(op: Operation, inside: set[Operation], totals: Sequence[Operation]) -> bool:
-    """Whether a map between is read inside alone, and follows from a total."""
-    if any(not set(result.users) <= inside for result in op.results):
-        return False
-    sources = [value.producer for value in op.operand_values]
-    return any(source in totals or (source in inside and source is not op) for source in sources)
+def _is_free(op: Operation, last: Operation, inside: set[Operation]) -> bool:
+    """Whether what `op` makes is read inside, or after `last`."""
+    return not any(user not in inside and is_before(user, last) for result in op.results for user in result.users)
+
+
+def _follows(op: Operation, others: Sequence[Operation]) -> bool:
+    return any(value.producer in others for value in op.operand_values)
 
 
 def _shares(total: Operation, op: Operation, whole: TensorType) -> bool:

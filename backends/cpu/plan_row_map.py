@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ...graph.core import Operation, Value
+from ...graph.core import Block, Operation, Value
 from ...graph.dtypes import DType
-from ...graph.kernel.bodies import cost, parted, result_dtypes, signature
+from ...graph.kernel.bodies import cost, parted, picked, result_dtypes, signature
 from ...graph.kernel.strided import Shape, Strided, broadcast_shapes, dense_strides
 from ...graph.kernel.tracing import apply
 from .kernels.row_map import (
     RowMap,
     block_of_rows,
     build_row_map,
-    is_fixed,
     row_map_arguments,
     row_map_units,
 )
@@ -63,9 +62,13 @@ class _Work:
         self.prologue, self.body = (op.regions[name].block for name in ("prologue", "body"))
         order = order_of(planner, values, self.shape)
         self.sources = [turned(planner, planner.view(value).broadcast(self.shape), order) for value in values]
-        count = len(op.results) - int(op.attr("sums"))
+        sums, numbers = int(op.attr("sums")), int(op.attr("numbers"))
+        count = len(op.results) - sums - numbers
         self.results = [planner.new(result, order) for result in op.results[:count]]
-        self.sums = [self._spread(planner.new(result)) for result in op.results[count:]]
+        rows = [planner.new(result) for result in op.results[count : count + numbers]]
+        self.numbers = [over(view, self.shape, self.axes) for view in rows]
+        self.sums = [self._spread(planner.new(result)) for result in op.results[count + numbers :]]
+        self.fixed = [*(self._is_fixed(view) for view in self.sources), *(True for _ in result_dtypes(self.prologue))]
         self.static = all(planner.is_static(value) for value in (*op.results, *values))
         self.elements = math.prod(self.shape[axis] for axis in self.axes)
 
@@ -76,10 +79,26 @@ class _Work:
             strides[axis] = stride
         return view.seen(Strided(self.shape, tuple(strides), view.layout.offset))
 
+    def _is_fixed(self, view: View) -> bool:
+        """Whether an operand is the same all along a row."""
+        return all(view.strides[axis] == 0 or self.shape[axis] == 1 for axis in self.axes)
+
+    def _region_of_numbers(self) -> Block:
+        """What has one number for each row, of the fixed operands and the totals."""
+        first = len(self.results)
+        fixed = [index for index, is_one in enumerate(self.fixed) if is_one]
+        return picked(self.body, range(first, first + len(self.numbers)), fixed)
+
+    def _region_of_elements(self) -> Block:
+        """What a row has an element of at each place: the results, and what is added to the sums."""
+        first, behind = len(self.results), len(self.results) + len(self.numbers)
+        kept = [*range(first), *range(behind, behind + len(self.sums))]
+        return picked(self.body, kept, range(len(self.body.arguments)))
+
     @cached_property
     def rows(self) -> Rows:
-        """Sources, results and sums as rows."""
-        tensors = [*self.sources, *self.results, *self.sums]
+        """Sources, results, numbers and sums as rows."""
+        tensors = [*self.sources, *self.results, *self.numbers, *self.sums]
         main = next((view for view in tensors if 0 not in view.strides), tensors[0])
         return split_rows(self.shape, self.axes, [main.strides, *(view.strides for view in tensors)])
 
@@ -91,29 +110,38 @@ class _Work:
 
     def together(self) -> None:
         planner, rows = self.planner, self.rows
-        tensors = [*self.sources, *self.results]
+        tensors = [*self.sources, *self.results, *self.numbers]
         views = rows.views([view.dtype for view in (*tensors, *self.sums)], self.static)
-        operands, results = views[: len(self.sources)], views[len(self.sources) : len(tensors)]
+        first, behind = len(self.sources), len(self.sources) + len(self.results)
+        operands = [
+            replace(view, row=(0,) * len(rows.row)) if is_one else view
+            for view, is_one in zip(views[:first], self.fixed, strict=False)
+        ]
         totals = result_dtypes(self.prologue)
         count = math.prod(rows.outer)
         block = apply(block_of_rows, count) if self.sums else 1
         units = -(-count // block)
         partial = [planner.allocate((units, *rows.row), view.dtype) for view in self.sums]
         dense = stride_sizes(dense_strides(rows.row), self.static)
-        fixed = [*(is_fixed(view) for view in operands), *(True for _ in totals)]
-        start, body = parted(self.body, fixed)
+        start, body = parted(self._region_of_elements(), self.fixed)
         kernel = RowMap(
-            sizes_of(rows.outer, self.static), sizes_of(rows.row, self.static), tuple(operands), tuple(results),
-            tuple(totals), body_of(self.prologue), body_of(body), None if start is None else body_of(start),
+            sizes_of(rows.outer, self.static), sizes_of(rows.row, self.static), tuple(operands),
+            tuple(views[first:behind]), tuple(totals), body_of(self.prologue), body_of(body), self._start(start),
+            tuple(TensorView(view.dtype, view.outer) for view in views[behind : len(tensors)]),
             tuple(TensorView(view.dtype, (), dense) for view in partial), rows.along,
             block if self.static or not self.sums else None, tuple(self.op.attr("means")),
         )  # fmt: skip
         machine = planner.machine
-        key = ("row_map", kernel.outer, kernel.row, kernel.operands, kernel.results, kernel.sums, kernel.totals,
-               kernel.along, kernel.block, kernel.means, signature(self.prologue), signature(self.body))  # fmt: skip
+        key = ("row_map", kernel.outer, kernel.row, kernel.operands, kernel.results, kernel.numbers, kernel.sums,
+               kernel.totals, kernel.along, kernel.block, kernel.means, signature(self.prologue),
+               signature(self.body))  # fmt: skip
         name = f"row_map_{'x'.join(map(str, rows.row))}"
         compiled = planner.library.get(key, lambda name: build_row_map(name, kernel, machine), name)
-        names = [*(f"x{i}" for i in range(len(self.sources))), *(f"y{i}" for i in range(len(self.results)))]
+        names = [
+            f"{kind}{i}"
+            for kind, group in zip("xyn", (self.sources, self.results, self.numbers), strict=True)
+            for i in range(len(group))
+        ]
         given = arguments_of(planner, _first(rows, len(tensors)), names, tensors)
         given["block"] = block
         for index, view in enumerate(partial):
@@ -128,6 +156,11 @@ class _Work:
             shape = (units, *rows.row)
             result = target.seen(Strided(shape, (0, *strides), target.layout.offset))
             self._reduce("sum", view.dtype, Function(None, None), shape, [0], [view], result)
+
+    def _start(self, start: Block | None) -> Body | None:
+        """What is computed once for each row: for the elements, then the numbers that are results."""
+        found = [body_of(block) for block in (start, self._region_of_numbers() if self.numbers else None) if block]
+        return (lambda b, values: [each for body in found for each in body(b, values)]) if found else None
 
     def _reduce(
         self, kind: str, dtype: DType, prologue: Function, shape: Shape, axes: Sequence[int], sources: Sequence[View],
@@ -150,27 +183,25 @@ class _Work:
         totals = []
         for index, dtype in enumerate(result_dtypes(self.prologue)):
             total = over(planner.allocate(kept, dtype), self.shape, self.axes)
-            part = self._part("prologue", index)
-            self._reduce(
-                "mean" if index in self.op.attr("means") else "sum",
-                dtype,
-                part,
-                self.shape,
-                self.axes,
-                self.sources,
-                total,
-            )
+            kind = "mean" if index in self.op.attr("means") else "sum"
+            self._reduce(kind, dtype, self._part("prologue", index), self.shape, self.axes, self.sources, total)
             totals.append(total)
         given, count = [*self.sources, *totals], len(self.results)
-        if count:
-            whole = body_of(self.body)
-            key = ("row_map", signature(self.body), count)
-            emit(
-                planner, "map_rows", lambda b, values: whole(b, values)[:count], key, given, self.results,
-                cost(self.body),
-            )  # fmt: skip
+        self._map(picked(self.body, range(count), range(len(given))), given, self.results)
+        fixed = [view for view, is_one in zip(given, self.fixed, strict=True) if is_one]
+        first = [[self._first(view, kept) for view in views] for views in (fixed, self.numbers)]
+        self._map(self._region_of_numbers(), *first)
         for index, result in enumerate(self.sums):
-            self._reduce("sum", result.dtype, self._part("body", count + index), self.shape, self.others, given, result)
+            part = self._part("body", count + len(self.numbers) + index)
+            self._reduce("sum", result.dtype, part, self.shape, self.others, given, result)
+
+    def _map(self, block: Block, sources: Sequence[View], targets: Sequence[View]) -> None:
+        if targets:
+            emit(self.planner, "map_rows", body_of(block), (signature(block),), sources, targets, cost(block))
+
+    def _first(self, view: View, kept: Shape) -> View:
+        """The first element of each row."""
+        return view.seen(Strided(kept, view.strides, view.layout.offset))
 
     def _part(self, region: str, index: int) -> Function:
         """One result of a region."""

@@ -136,6 +136,23 @@ def parted(block: Block, is_fixed: Sequence[bool]) -> tuple[Block | None, Block]
     return made, trace(rest, [*dtypes, *(_dtype(value) for value in shared)])
 
 
+def picked(block: Block, results: Sequence[int], arguments: Sequence[int]) -> Block:
+    """Some results of the region as a function of some of its arguments. Raises KeyError if they take others."""
+    wanted = [block.returned[index] for index in results]
+    given = [block.arguments[index] for index in arguments]
+    needed = set(wanted)
+    ops = []
+    for op in reversed(list(block)):
+        if not op.is_terminator and op.result in needed:
+            ops.append(op)
+            needed.update(op.operand_values)
+
+    def body(s: Any, *elements: Any) -> Any:
+        return _compute(block, s, dict(zip(given, elements, strict=True)), ops, wanted)
+
+    return trace(body, [_dtype(argument) for argument in given])
+
+
 def _compute(
     block: Block, handler: Any, known: dict[Value, Scalar], ops: Sequence[Operation], wanted: Sequence[Value]
 ) -> list[Scalar]:

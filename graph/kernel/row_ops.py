@@ -26,7 +26,8 @@ class RowMap(KernelOp):
     The operands are broadcast against each other. The region `prologue` makes of their elements the numbers that are
     added up along the row, one for each total; those totals whose numbers are in `means` are means. The region `body`
     makes of the operands' elements, and of those totals, the results' elements. Of the last `sums` results all rows are
-    added up: their dims are `axes`.
+    added up: their dims are `axes`. The `numbers` results before those have one element for each row, with dims of 1
+    for `axes`; what they are made of is the same all along a row.
 
     So the adjoint of a softmax is one kernel (y, g): prologue y g, body y (g - total); that of a layer norm has two
     totals, and two sums of rows, the adjoints of scale and bias.
@@ -34,7 +35,14 @@ class RowMap(KernelOp):
 
     inputs = ("operands*",)
     outputs = ("results*",)
-    attributes: ClassVar[dict[str, Any]] = {"axes": (), "means": (), "sums": 0, "prologue": None, "body": None}
+    attributes: ClassVar[dict[str, Any]] = {
+        "axes": (),
+        "means": (),
+        "numbers": 0,
+        "sums": 0,
+        "prologue": None,
+        "body": None,
+    }
 
     def fixed_count(self, op: Operation) -> int:
         return len(op.operands)
@@ -52,15 +60,16 @@ class RowMap(KernelOp):
 
     def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
         whole = broadcast_shapes(*shapes)
-        sums = int(op.attr("sums"))
-        row = tuple(whole[axis] for axis in op.attr("axes"))
-        return [whole] * (len(op.results) - sums) + [row] * sums
+        axes, numbers, sums = op.attr("axes"), int(op.attr("numbers")), int(op.attr("sums"))
+        row = tuple(whole[axis] for axis in axes)
+        return [whole] * (len(op.results) - numbers - sums) + [_without(whole, axes)] * numbers + [row] * sums
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:
         prologue, body = (op.regions[name].block for name in ("prologue", "body"))
         shape = np.broadcast_shapes(*(operand.shape for operand in operands))
-        axes = op.attr("axes")
-        count = len(op.results) - int(op.attr("sums"))
+        axes, numbers, sums = op.attr("axes"), int(op.attr("numbers")), int(op.attr("sums"))
+        count = len(op.results) - numbers - sums
+        shapes = [shape] * count + [_without(shape, axes)] * numbers + [shape] * sums
         with np.errstate(all="ignore"):
             totals = [
                 (np.mean if index in op.attr("means") else np.sum)(
@@ -72,9 +81,14 @@ class RowMap(KernelOp):
             made = interpret(body, NumpyScalars(), [*operands, *totals])
             arrays = [
                 np.broadcast_to(np.asarray(array, dtype.numpy), shape).copy()
-                for array, dtype in zip(made, result_dtypes(body), strict=True)
+                for array, dtype, shape in zip(made, result_dtypes(body), shapes, strict=True)
             ]
             others = tuple(axis for axis in range(len(shape)) if axis not in axes)
-            sums = [np.sum(summable(array), axis=others).astype(array.dtype) for array in arrays[count:]]
-        found = (*arrays[:count], *sums)
+            added = [np.sum(summable(array), axis=others).astype(array.dtype) for array in arrays[count + numbers :]]
+        found = (*arrays[: count + numbers], *added)
         return found if len(found) > 1 else found[0]
+
+
+def _without(shape: Shape, axes: Sequence[int]) -> Shape:
+    """Dims of 1 for `axes`."""
+    return tuple([1 if axis in axes else size for axis, size in enumerate(shape)])

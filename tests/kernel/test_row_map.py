@@ -19,6 +19,7 @@ from tilewright.backends.cpu.kernels.row_map import (
 from tilewright.backends.cpu.kernels.strided import View, split_rows
 from tilewright.backends.cpu.machine import machine_of_width
 from tilewright.graph.dtypes import bf16, f32, f64, from_numpy
+from tilewright.graph.types import VectorType
 
 random = np.random.default_rng(23)
 
@@ -34,11 +35,12 @@ def flat(array: np.ndarray) -> np.ndarray:
 
 def planned(
     axes: Sequence[int], width: int, static: bool, results: Sequence[np.ndarray], operands: Sequence[np.ndarray],
-    block: int, sums: int = 0, **options: Any,
+    block: int, sums: int = 0, numbers: Sequence[np.ndarray] = (), **options: Any,
 ) -> tuple[Any, list[Any], list[str]]:  # fmt: skip
     """The kernel, its arguments and their names; operands have dims of 1 where they are broadcast."""
     shape = results[0].shape
-    tensors = {f"x{n}": array for n, array in enumerate(operands)} | {f"y{n}": array for n, array in enumerate(results)}
+    groups = {"x": operands, "y": results, "n": numbers}
+    tensors = {f"{kind}{n}": array for kind, group in groups.items() for n, array in enumerate(group)}
     strides = [
         [0 if size == 1 else step for size, step in zip(array.shape, strides_of(array), strict=True)]
         for array in tensors.values()
@@ -58,7 +60,8 @@ def planned(
     seen = dense if static else tuple(step if step in (0, 1) else None for step in dense)
     kernel = RowMap(
         rows.outer if static else (None,) * len(rows.outer), rows.row if static else (None,) * len(rows.row),
-        tuple(views[: len(operands)]), tuple(views[len(operands) :]),
+        tuple(views[: len(operands)]), tuple(views[len(operands) : len(operands) + len(results)]),
+        numbers=tuple(View(view.dtype, view.outer) for view in views[len(operands) + len(results) :]),
         sums=(View(from_numpy(results[0].dtype), (), seen),) * sums, along=rows.along,
         block=block if static else None, **options,
     )  # fmt: skip
@@ -137,21 +140,28 @@ def test_wider_numbers(static: bool) -> None:
     norm_grad(f64, static, 256, (7, 29), 4)
 
 
-def test_numbers_of_a_row_are_computed_once() -> None:
-    """In the one form for a vector, in the other for vectors of rows side by side."""
-    for axes in ((1,), (0,)):
-        x = random.normal(size=(19, 21)).astype(np.float32)
-        shift = random.normal(size=x.sum(axis=axes, keepdims=True).shape).astype(np.float32)
-        module, given, names = planned(
-            axes, 256, True, [np.zeros_like(x)], [x, shift], 1, totals=(f32,), prologue=lambda b, v: [v[0]],
-            start=lambda b, v: [b.div(v[0], b.add(b.mul(v[1], v[1]), 1.0))], body=lambda b, v: [b.sub(v[0], v[3])],
-        )  # fmt: skip
-        total = x.sum(axis=axes, keepdims=True)
-        divisions = [op for op in module.walk() if op.name == "scalar.div" and op.result.type != given]
-        vectors = [op for op in divisions if "vector" in str(op.result.type)]
-        assert len(vectors) == (1 if axes == (1,) else 2 * 3)
-        for side in run_both(module, given, 256):
-            np.testing.assert_allclose(side[names.index("y0")].reshape(x.shape), x - shift / (total**2 + 1), atol=1e-5)
+@pytest.mark.parametrize(("width", "static"), [(128, False), (256, True), (512, True)])
+@pytest.mark.parametrize("axes", [(1,), (0,)])
+def test_numbers_of_a_row_are_computed_once(axes: tuple[int, ...], static: bool, width: int) -> None:
+    """In the one form for a vector, in the other for vectors of rows side by side; the last of them are stored."""
+    x = random.normal(size=(19, 21)).astype(np.float32)
+    total = x.sum(axis=axes, keepdims=True)
+    shift = random.normal(size=total.shape).astype(np.float32)
+    kept = [np.zeros_like(total) for _ in range(2)]
+
+    def start(b: Any, v: Any) -> Any:
+        return [b.div(v[0], b.add(b.mul(v[1], v[1]), 1.0)), v[1], b.neg(v[0])]
+
+    module, given, names = planned(
+        axes, width, static, [np.zeros_like(x)], [x, shift], 1, numbers=kept, totals=(f32,),
+        prologue=lambda b, v: [v[0]], start=start, body=lambda b, v: [b.sub(v[0], v[3])],
+    )  # fmt: skip
+    vectors = [op for op in module.walk() if op.name == "scalar.div" and isinstance(op.result.type, VectorType)]
+    assert len(vectors) == 1 if axes == (1,) else len(vectors) >= 2
+    for side in run_both(module, given, width):
+        np.testing.assert_allclose(side[names.index("y0")].reshape(x.shape), x - shift / (total**2 + 1), atol=1e-5)
+        np.testing.assert_allclose(side[names.index("n0")].reshape(total.shape), total, atol=1e-5)
+        assert np.array_equal(side[names.index("n1")].reshape(total.shape), -shift)
 
 
 @pytest.mark.parametrize("dtype", [bf16, f64], ids=str)

@@ -44,8 +44,9 @@ _PREFETCHED = 256
 @dataclass(frozen=True)
 class RowMap:
     """`prologue` makes of the operands' elements what is added up for each of `totals`, in its dtype. `start` makes
-    of the operands that are the same all along a row, and of the totals, further numbers of the row. `body` makes of
-    the operands' elements, the totals and those numbers the results' elements, then what is added to each of `sums`.
+    of the operands that are the same all along a row, and of the totals, further numbers of the row, the last of which
+    are stored to `numbers`. `body` makes of the operands' elements, the totals and the other numbers the results'
+    elements, then what is added to each of `sums`.
 
     A unit of work is a `block` of rows. Its sums lie behind those of the unit before; the strides of `sums` are those
     along the row only. Totals whose numbers are in `means` are divided by how many elements a row has.
@@ -59,6 +60,7 @@ class RowMap:
     prologue: Body
     body: Body
     start: Body | None = None
+    numbers: tuple[View, ...] = ()
     sums: tuple[View, ...] = ()
     along: Along = "row"
     block: Size = 1
@@ -71,7 +73,7 @@ def is_fixed(view: View) -> bool:
 
 
 def _views(kernel: RowMap) -> dict[str, View]:
-    groups = {"y": kernel.results, "x": kernel.operands, "c": kernel.sums}
+    groups = {"y": kernel.results, "x": kernel.operands, "n": kernel.numbers, "c": kernel.sums}
     return {f"{kind}{index}": view for kind, views in groups.items() for index, view in enumerate(views)}
 
 
@@ -84,7 +86,7 @@ def row_map_sizes(kernel: RowMap) -> dict[str, Size]:
 
 
 def row_map_buffers(kernel: RowMap) -> dict[str, DType]:
-    """Results y, operands x, sums c."""
+    """Results y, operands x, numbers of rows n, sums c."""
     return {name: view.dtype for name, view in _views(kernel).items()}
 
 
@@ -150,7 +152,7 @@ class _RowMapBuilder(StridedBuilder):
         self.operands = [f"x{index}" for index in range(len(kernel.operands))]
         self.fixed = [name for name, view in zip(self.operands, kernel.operands, strict=True) if is_fixed(view)]
         # Tensors that are walked along a row.
-        self.tensors = [name for name in _views(kernel) if name not in self.fixed]
+        self.tensors = [name for name in _views(kernel) if name not in self.fixed and name[0] != "n"]
 
     # ---- units -------------------------------------------------------------------------------------------------------
 
@@ -209,13 +211,29 @@ class _RowMapBuilder(StridedBuilder):
         if kernel.start is not None:
             for v, found in enumerate(totals):
                 given = [self.known[name][v] for name in self.fixed]
-                started[v] = list(kernel.start(self.b, [*given, *found]))
+                made = list(kernel.start(self.b, [*given, *found]))
+                kept = len(made) - len(kernel.numbers)
+                started[v] = made[:kept]
+                self.keep(made[kept:], v, indices)
 
         def last(spot: _Spot, _: list[Value]) -> None:
             v = spot.number if self.by_column else 0
             self.finish(spot, [*totals[v], *started[v]])
 
         self.sweep(starts, [], last)
+
+    def keep(self, numbers: Sequence[Value], v: int, indices: Sequence[Operand]) -> None:
+        """Store what has one number for each row."""
+        b = self.b
+        for index, value in enumerate(numbers):
+            name = f"n{index}"
+            place = self.place(name, "outer", indices)
+            vector = b.value(value, types.vector(self.kernel.numbers[index].dtype, self.lanes))
+            if not self.by_column:
+                self.store_one(b.extract(vector, 0), name, place)
+                continue
+            stride = self.stride(name, "outer", len(self.outers) - 1)
+            self.store(vector, name, b.add(place, b.mul(v * self.lanes, stride)), stride, self.masks[v])
 
     def along(self, name: str, place: Operand) -> list[Value]:
         """An operand that is the same all along a row: a vector, or one for each vector of columns."""
