@@ -17,7 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import train
-    from .api import compile, gradient, hvp, inspect, jvp, load_executable, optimize, parity, vjp  # noqa: A004
+    from .api import (
+        compile,  # noqa: A004
+        gradient,
+        hvp,
+        inspect,
+        jvp,
+        load_executable,
+        optimize,
+        parity,
+        save,
+        to_bytes,
+        to_proto,
+        vjp,
+    )
     from .backends import onnx_backend as backend
     from .backends.session import InferenceSession
     from .graph import nn
@@ -48,7 +61,7 @@ if TYPE_CHECKING:
     from .graph.module import Function, Module
     from .graph.opdef import OpDefinition, Trait, op
     from .graph.parser import parse
-    from .importers.onnx import load, save, to_bytes, to_proto
+    from .importers.onnx import load
     from .passes.manager import Pass, PassManager
 
 __version__ = "0.1.0.dev0"
@@ -77,9 +90,9 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "optimize": (".api", "optimize"),
     "parity": (".api", "parity"),
     "parse": (".graph.parser", "parse"),
-    "save": (".importers.onnx", "save"),
-    "to_bytes": (".importers.onnx", "to_bytes"),
-    "to_proto": (".importers.onnx", "to_proto"),
+    "save": (".api", "save"),
+    "to_bytes": (".api", "to_bytes"),
+    "to_proto": (".api", "to_proto"),
     "train": (".train", None),
     "vjp": (".api", "vjp"),
 }

@@ -9,15 +9,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from .backends.model_source import ModelLike, open_model, stored_bytes
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
     from .backends.executable import Executable
     from .backends.parity import ParityReport
     from .graph.diagnostics import DiagnosticLog
     from .graph.module import Module
+    from .importers.onnx.stream import WrittenModel
+    from .importers.onnx.write import WriteOptions
     from .passes.inspection import ModelFacts
     from .passes.instruments import Instrument
     from .passes.optimize import OptimizeReport
@@ -81,7 +85,7 @@ def optimize(
     require("opset", opset, (int, NoneType), "the version of an opset")
     given = None if passes is None else pipeline_text(passes)
     opened = open_model(model, log)
-    writer = _Writer(target, functions)
+    writer = _Writer(target, functions, clean=level > 0)
     first = interface_passes(dims, shapes, inputs, outputs)
     size = stored_bytes(opened) if original_bytes is None else original_bytes
 
@@ -123,11 +127,76 @@ def optimize(
     return report if as_it_is else writer.counted(report)
 
 
+def save(
+    module: Module,
+    path: str | os.PathLike[str],
+    opset: int | None = None,
+    target: str = "onnx",
+    keep_fused: bool = False,
+    with_shapes: bool = False,
+    external: bool | None = None,
+    functions: bool = False,
+    clean: bool = True,
+    log: DiagnosticLog | None = None,
+) -> WrittenModel:
+    """Write `module` to `path`, all or nothing: a failure leaves what was there. `module` stays as it is.
+
+    Args:
+        opset: version of the default domain to write; by default the module's own. An operator without a form there
+            is decomposed.
+        target: "onnx" for a file that any runtime reads, "onnxruntime" to allow com.microsoft operators.
+        keep_fused: write every operator that the opset has as it is: also of domains that the model did not have
+            before, and fused ones that ONNX Runtime cannot run or runs slower than their parts.
+        with_shapes: list the shapes of all tensors that have a known rank in `value_info`; by default only of those
+            that the file it came from listed.
+        external: True puts weights in a file `NAME.onnx.data` beside the model, False never does; None does for a
+            model of 2 GiB and more.
+        functions: write fused operators that would be written as their parts as calls of model-local functions, whose
+            bodies are these parts; the file needs IR version 8.
+        clean: where operators are written as their parts, also make the bit-exact rewrites that this allows: fold
+            what is constant, drop what is not needed, compute once what is computed twice.
+        log: receives a remark for each operator that was written as its parts, with the reason.
+
+    Weights are copied from file to file, never through memory. Raises ExportError naming everything that cannot be
+    written, UsageError for a folder or a file in a missing one, OSError if the disk refuses.
+    """
+    from .importers.onnx import save as write
+
+    return write(
+        module, path, opset, target, keep_fused, with_shapes, external, functions, log, tidy if clean else None
+    )
+
+
+def to_bytes(module: Module, clean: bool = True, **options: Unpack[WriteOptions]) -> bytes:
+    """The encoded model with all weights inside; options as for `save`. Raises ExportError above 2 GiB."""
+    from .importers.onnx import to_bytes as write
+
+    options.setdefault("tidy", tidy if clean else None)
+    return write(module, **options)
+
+
+def to_proto(module: Module, clean: bool = True, **options: Unpack[WriteOptions]) -> ModelProto:
+    """The model as a message, with a copy of all weights inside; options as for `save`."""
+    from .importers.onnx import to_proto as write
+
+    options.setdefault("tidy", tidy if clean else None)
+    return write(module, **options)
+
+
+def tidy(module: Module) -> None:
+    """Bit-exact rewrites of a module in which fused operators were replaced by their parts."""
+    from .passes.context import PassContext
+    from .passes.manager import PassManager
+
+    PassManager.parse("tidy").run(module, PassContext(exactness="bit-exact", may_grow=False))
+
+
 class _Writer:
     """Asks the writer about modules as files. `operators` are the nodes that it would write of the last of them."""
 
-    def __init__(self, target: str, functions: bool = False) -> None:
+    def __init__(self, target: str, functions: bool = False, clean: bool = True) -> None:
         self.target, self.functions = target, functions
+        self.tidy = tidy if clean else None
         self.operators: Counter[str] | None = None
 
     def __call__(self, module: Module) -> int:
@@ -140,10 +209,11 @@ class _Writer:
 
         self.operators = None
         try:
-            contents = written_contents(module, target="onnxruntime" if self.functions else self.target)
+            target = "onnxruntime" if self.functions else self.target
+            contents = written_contents(module, target=target, tidy=self.tidy)
             self.operators = contents.operators
             if self.functions:
-                self.operators = written_contents(module, target=self.target, functions=True).operators
+                self.operators = written_contents(module, target=self.target, functions=True, tidy=self.tidy).operators
         except ExportError:
             return 0
         own = sum(count for name, count in contents.operators.items() if name.startswith("com.microsoft::"))

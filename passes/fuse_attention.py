@@ -28,6 +28,7 @@ from ..graph.core import Operation, Value
 from ..graph.dims import prove_equal
 from ..graph.infer import InferenceContext
 from ..graph.location import fuse
+from ..graph.ops.attention_parts import heads_of
 from ..graph.types import TensorType
 from .base import RulePass
 from .context import PassContext
@@ -257,17 +258,27 @@ class ScaleIntoWeights(OpRule):
     root: ClassVar[str] = "attention"
 
     def when(self, m: Match) -> Verdict:
-        if m.root.attr("scale") in (None, 1.0):
-            return m.fail("it has no scale of its own", m.root)
+        if self._scale(m.root) in (None, 1.0):
+            return m.fail("it does not scale", m.root)
         found = scalable_behind_movement(m, m.root.operands[0])
         return found if isinstance(found, Mismatch) else True
 
     def build(self, b: OpBuilder, m: Match) -> Replacement:
         found = scalable_behind_movement(m, m.root.operands[0])
         assert not isinstance(found, Mismatch)
-        scale_constants(m, found, float(m.root.attr("scale")))
+        scale = self._scale(m.root)
+        assert scale is not None
+        scale_constants(m, found, scale)
         m.rewriter.set_attribute(m.root, "scale", 1.0)
         return None
+
+    @staticmethod
+    def _scale(op: Operation) -> float | None:
+        """What the scores are multiplied by; None if that follows from a size which is not known."""
+        given, heads = op.attr("scale"), heads_of(op)
+        if given is not None:
+            return float(given)
+        return None if heads is None else heads.size**-0.5
 
 
 @dataclass(frozen=True)
@@ -279,9 +290,11 @@ class FuseAttention(RulePass):
     fuses = True
     rules = (EinsumToProducts, FusedAttention, AttentionPast, AttentionOperands, ScaleIntoWeights)
 
+    whole: bool = False  # it will be written as one node, also where the opset has no Attention
+
     def run(self, module: Module, context: PassContext) -> bool:
         # Where Attention will be taken apart again, a Reshape of each operand would be one too many, and so is a scale.
-        flat = module.opsets.get("", 0) >= FIRST_OPSET
+        flat = self.whole or module.opsets.get("", 0) >= FIRST_OPSET
         rules = [EinsumToProducts(flat), FusedAttention(flat), AttentionPast(), AttentionOperands(flat)]
         if not flat:
             rules.append(ScaleIntoWeights())

@@ -8,7 +8,7 @@ goes for the result and what is made of it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import TYPE_CHECKING
 
@@ -27,20 +27,27 @@ if TYPE_CHECKING:
 
 @dataclass
 class Choice:
-    """Where an operand is taken from, and how it is transposed, or given other dims, first."""
+    """Where an operand is taken from, and how it is transposed, or given other dims, first.
+
+    `rotary` is done to it then, to `heads` heads side by side.
+    """
 
     value: Value
     scale: float
     perm: tuple[int, ...] = ()
     reshape: tuple[int, ...] = ()
+    rotary: Operation | None = None
+    heads: int = 0
 
     def build(self, b: OpBuilder) -> Value:
         value = self.value
         if self.reshape:
-            reshaped: Value = b.reshape(value, list(self.reshape))
-            return reshaped
-        if self.perm != tuple(range(len(self.perm))):
+            value = b.reshape(value, list(self.reshape))
+        elif self.perm != tuple(range(len(self.perm))):
             value = b.transpose(value, perm=self.perm)
+        if self.rotary is not None:
+            attributes = {**self.rotary.attributes, "num_heads": self.heads}
+            value = b.create(self.rotary.definition, [value, *self.rotary.operands[1:]], attributes).result
         return value
 
 
@@ -173,16 +180,27 @@ def choose_operands(scores: Scores, inference: InferenceContext, flat: bool = Fa
 def choose_again(op: Operation, inference: InferenceContext, flat: bool = False) -> Operands | Mismatch:
     """Simpler operands for an Attention whose operands are [batch, heads, length, size].
 
-    Packed ones, or keys and values before they were repeated for groups of heads.
+    Packed ones, or keys and values before they were repeated for groups of heads. With `flat` pairs are turned while
+    heads lie side by side, which is the same, if that packs the operands.
     """
     values = [v for v in op.operands[:3] if v is not None]
     shapes = [shape_of(value) for value in values]
     if any(shape is None or len(shape) != 4 for shape in shapes) or len(op.results) > 3:
         return Mismatch("the operands are not of rank 4", (op,))
-    q, k, _ = (shape or () for shape in shapes)
-    parts = [_Operand(value, inference, False, index < 2) for index, value in enumerate(values)]
-    leads = [(part.lead[0], part.lead[1]) for part in parts]
-    found = _with_heads(op.results[0], (q[0], q[1], q[2], k[2]), parts, leads, inference, flat)
+    rotary = [_rotary_of(value) for value in values]
+    found = None
+    if flat and any(rotary):
+        before = [value if r is None else r.operands[0] for value, r in zip(values, rotary, strict=True)]
+        found = _again(op, [value for value in before if value is not None], inference, flat)
+    if found is not None and found.packed is not None:
+        numbers = (found.packed[0], found.packed[1], found.packed[1])
+        query, key, value = (
+            replace(choice, rotary=r, heads=number)
+            for choice, r, number in zip(found.choices, rotary, numbers, strict=True)
+        )
+        found.choices = (query, key, value)
+    else:
+        found = _again(op, values, inference, flat)
     if found is None:
         return Mismatch("the layout of the operands is not understood", (op,))
     if found.packed is None and any(choice.perm != (0, 1, 2, 3) for choice in found.choices):
@@ -190,9 +208,26 @@ def choose_again(op: Operation, inference: InferenceContext, flat: bool = False)
     if all(choice.value is value for choice, value in zip(found.choices, values, strict=True)):
         return Mismatch("the operands have the simplest form", (op,))
     heads = found.packed[1] if found.packed is not None else (shape_of(found.choices[1].value) or (None, None))[1]
-    if len(op.operands) > 4 and heads != k[1]:
+    if len(op.operands) > 4 and heads != (shapes[1] or ())[1]:
         return Mismatch("the past has as many heads as are repeated", (op,))
     return found
+
+
+def _again(op: Operation, values: Sequence[Value], inference: InferenceContext, flat: bool) -> Operands | None:
+    """The operands of an attention taken again from what `values` were made from."""
+    q, k, _ = (shape_of(value) or () for value in values)
+    parts = [_Operand(value, inference, False, index < 2) for index, value in enumerate(values)]
+    leads = [(part.lead[0], part.lead[1]) for part in parts]
+    return _with_heads(op.results[0], (q[0], q[1], q[2], k[2]), parts, leads, inference, flat)
+
+
+def _rotary_of(value: Value) -> Operation | None:
+    """What turns the pairs of `value`, which nobody else uses, in place."""
+    op = value.producer
+    if op is None or op.name != "rotary_embedding" or value.use_count != 1:
+        return None
+    x = shape_of(op.operands[0])
+    return op if x is not None and same_dims(x, shape_of(value)) else None
 
 
 def _has_batch_of_query(scores: Scores, shapes: Sequence[tuple[Dim, ...]], inference: InferenceContext) -> bool:

@@ -53,17 +53,18 @@ class FuseForOnnxRuntime(RulePass):
     )
 
     fast: bool = False
+    functions: bool = False  # what the opset lacks becomes a function, so what the standard names needs no other name
 
     def run(self, module: Module, context: PassContext) -> bool:
         # Attention first, for it takes projections apart; last what stands for one operator alone.
         changed = apply_rules(module, PREPARING_RULES, context)
         opset = module.opsets.get("", 1)
-        changed |= apply_rules(module, (RuntimeAttention(opset),), context)
+        changed |= apply_rules(module, (RuntimeAttention(opset, only_projected=self.functions),), context)
         norms = FAST_NORM_RULES if self.fast else NORM_RULES
         activations = FAST_ACTIVATION_RULES if self.fast else ACTIVATION_RULES
         changed |= apply_rules(module, (*PREPARING_RULES, *norms, *activations, *PRODUCT_RULES), context)
-        own = (SumOfThree, RuntimeRotary(opset), OwnGelu(opset), OwnRmsNorm(opset))
-        return apply_rules(module, own, context) or changed
+        own = () if self.functions else (RuntimeRotary(opset), OwnGelu(opset), OwnRmsNorm(opset))
+        return apply_rules(module, (SumOfThree, *own), context) or changed
 
 
 __all__ = ["FuseForOnnxRuntime"]

@@ -84,8 +84,8 @@ class RuntimeAttention(OpRule):
     exactness = "reassociates"
     root: ClassVar[str] = "attention"
 
-    def __init__(self, opset: int = 1) -> None:
-        self.opset = opset
+    def __init__(self, opset: int = 1, only_projected: bool = False) -> None:
+        self.opset, self.only_projected = opset, only_projected
 
     def when(self, m: Match) -> Verdict:
         found = plan(m)
@@ -93,6 +93,8 @@ class RuntimeAttention(OpRule):
             return near(found.reason, *found.culprits)  # it is an attention, so each refusal is a near miss
         if self.opset >= FIRST_OPSET and found.is_grouped and not found.has_known_lengths and is_standard(m.root):
             return m.fail("the standard's Attention needs no lengths as operands, and the opset has it", m.root)
+        if self.only_projected and not found.projections:
+            return m.fail("a function of Attention does as well", m.root)
         return True
 
     def build(self, b: OpBuilder, m: Match) -> None:

@@ -1,8 +1,9 @@
 """inline-functions: replace calls of model-local functions by their bodies. Level onnx.
 
 A function is inlined if it is called once or its body has at most `max-body` operations, so that models do not grow;
-one that nobody calls any more is dropped. References to attributes of the call are resolved, value and node names get
-the call's name in front.
+one that nobody calls any more is dropped. Functions of the domain `keep` that were written for the model's opset stay:
+those that `optimize` made itself have nothing left to gain. References to attributes of the call are resolved, value
+and node names get the call's name in front.
 
 Invariant: what a call computed does not change. A recursive call stays as it is.
 
@@ -50,6 +51,7 @@ class InlineFunctions(Pass):
     name = "inline-functions"
 
     max_body: int = 8
+    keep: str = ""
 
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False
@@ -73,7 +75,12 @@ class InlineFunctions(Pass):
         sizes: dict[FunctionKey, int] = {}
         for key in order:
             sizes[key] = sum(sizes.get(key_of(op), 1) for op in module.functions[key].walk() if not _is_free(op))
-        return {key for key in order if calls[key] == 1 or (may_grow and sizes[key] <= self.max_body)}
+        chosen = {key for key in order if calls[key] == 1 or (may_grow and sizes[key] <= self.max_body)}
+        return {key for key in chosen if not self._stays(module, key)}
+
+    def _stays(self, module: Module, key: FunctionKey) -> bool:
+        opset = module.opsets.get("")
+        return bool(self.keep) and key.domain == self.keep and module.functions[key].opsets.get("") == opset
 
 
 def key_of(op: Operation) -> FunctionKey:

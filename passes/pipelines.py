@@ -10,11 +10,13 @@ from __future__ import annotations
 from .base import Exactness
 
 # Bit-exact: what depends on nothing that changes at run time, what gives back its operand, what is done twice.
+_SIMPLIFY = (
+    "fold,no-ops,merge-casts,merge-reshapes,merge-slices,merge-squeezes,simplify-shapes,simplify-arithmetic,"
+    "drop-expands,drop-zero-states,cse,dce,infer-shapes"
+)
 _CLEANUP = (
     "inline-functions,expand-gradient,expand-legacy{only-single=true},infer-shapes,remove-identity,"
-    "repeat(max=8){simplify-if,simplify-loops,unroll-loops,fold,no-ops,"
-    "merge-casts,merge-reshapes,merge-slices,merge-squeezes,simplify-shapes,simplify-arithmetic,drop-expands,"
-    "drop-zero-states,cse,dce,infer-shapes}"
+    f"repeat(max=8){{simplify-if,simplify-loops,unroll-loops,{_SIMPLIFY}}}"
 )
 _LAST = "share-initializers,dce"
 # Bit-exact, too, but only worth a visit after the cleanup.
@@ -33,11 +35,16 @@ _GEMM = "matmul-to-gemm,fold-scale-shift,merge-products,fuse-attention,fold-into
 _FUSION = f"{_FOLDING},collapse-batch,merge-reshapes,{_GEMM}"
 # ONNX Runtime's products take any number of dims, and its fused operators the bias of the product before them.
 _FUSION_FOR_ONNXRUNTIME = f"{_FOLDING},{_GEMM}"
+# Functions that an earlier run made for the same opset are calls already.
+_CLEANUP_FOR_FUNCTIONS = _CLEANUP.replace("inline-functions", "inline-functions{keep=tilewright}")
+_FUSION_FOR_FUNCTIONS = _FUSION_FOR_ONNXRUNTIME.replace("fuse-attention", "fuse-attention{whole=true}")
 _TIDY = "fold,simplify-shapes,cse,dce"
 
 PRESETS: dict[str, str] = {
     "O0": "",
     "recompose": _RECOMPOSE,
+    # What fused operators became on writing, and what is around it; functions and control flow stay.
+    "tidy": f"infer-shapes,remove-identity,repeat(max=8){{{_SIMPLIFY}}},merge-transposes,share-initializers,dce",
     "O1": f"{_CLEANUP},{_EXACT},{_LAST}",
     "O2": f"{_CLEANUP},{_EXACT},{_FUSION},{_CLEANUP},{_LAST}",
     "O3": f"{_CLEANUP},{_EXACT},{_FUSION},merge-siblings,{_CLEANUP},{_LAST}",
@@ -48,6 +55,16 @@ PRESETS: dict[str, str] = {
         f"{_CLEANUP},{_EXACT},{_FUSION_FOR_ONNXRUNTIME},merge-siblings,{_CLEANUP},fuse-for-onnxruntime{{fast=true}},"
         f"{_TIDY},{_LAST}"
     ),
+    "O0-functions": "",
+    "O1-functions": f"{_CLEANUP_FOR_FUNCTIONS},{_EXACT},{_LAST}",
+    "O2-functions": (
+        f"{_CLEANUP_FOR_FUNCTIONS},{_EXACT},{_FUSION_FOR_FUNCTIONS},{_CLEANUP_FOR_FUNCTIONS},"
+        f"fuse-for-onnxruntime{{functions=true}},{_TIDY},{_LAST}"
+    ),
+    "O3-functions": (
+        f"{_CLEANUP_FOR_FUNCTIONS},{_EXACT},{_FUSION_FOR_FUNCTIONS},merge-siblings,{_CLEANUP_FOR_FUNCTIONS},"
+        f"fuse-for-onnxruntime{{fast=true functions=true}},{_TIDY},{_LAST}"
+    ),
 }
 
 
@@ -56,7 +73,7 @@ def preset(level: int, target: str = "onnx", functions: bool = False) -> str:
 
     With `functions`, those of ONNX Runtime are used for any target, as they become functions of the model.
     """
-    named = "onnxruntime" if functions else target
+    named = "functions" if functions and target == "onnx" else target
     return f"O{level}" if named == "onnx" else f"O{level}-{named}"
 
 

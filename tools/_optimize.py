@@ -198,6 +198,7 @@ def carry_out(request: Request) -> Outcome:
                 request.keep_fused,
                 request.with_shapes,
                 functions=request.functions,
+                clean=request.level > 0 or request.passes is not None,
                 log=log,
             )
             report.pipeline.diagnostics = log.diagnostics[:]

@@ -38,7 +38,8 @@ from .numeric import check_same_dtype
 from .values import is_non_negative
 
 if TYPE_CHECKING:
-    from ..core import Operation
+    from ..builder import OpBuilder
+    from ..core import Operation, Value
     from ..infer import InferenceContext, SymbolicArray
 
 INJECTIVE = frozenset({Trait.INJECTIVE})
@@ -290,6 +291,23 @@ class Pad(TensorOp):
             unbounded = bounds(padding)[0] is None
             result[axis] = context.fresh() if unbounded else padded
         return result
+
+    def decompose(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
+        """Pads of some axes as pads of all, which is what opset 17 takes: zeros for the others, where pads are
+        computed. None if axes or rank are not known."""
+        from ..infer import InferenceContext
+
+        shape, pads = shape_of(op, 0), shape_of(op, 1)
+        if shape is None or pads is None or len(pads) != 1 or not has_operand(op, 3):
+            return None
+        given = constant_ints(op, 3, InferenceContext(builder.symbols))
+        if given is None:
+            return None
+        axes, rank = normalize_axes(given, len(shape), op), len(shape)
+        places = np.full((2, rank), 2 * len(axes))
+        places[:, axes] = np.arange(2 * len(axes)).reshape(2, -1)
+        whole = builder.gather(builder.concat(op.operands[1], np.array([0]), axis=0), places.ravel())
+        return [builder.pad(op.operands[0], whole, op.input(2), mode=op.attr("mode", "constant"))]
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:
         """Elements are removed before others are added (as ONNX Runtime does)."""

@@ -6,14 +6,14 @@ the writer makes of it; any runtime that knows functions can run it, and one tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from ...graph.builder import OpBuilder
 from ...graph.clone import clone_module, copy_metadata
 from ...graph.core import Block, BlockOutput, Operation, Value
+from ...graph.data import TensorData
 from ...graph.module import Function, FunctionKey, Module
 from ...graph.onnx_schema import find_schema
 from ...graph.opdef import opaque
+from .forms import Forms
 
 # The domain of the functions that the writer makes.
 DOMAIN = "tilewright"
@@ -23,19 +23,17 @@ _FUSED = frozenset({
     "RotaryEmbedding", "SwiGLU", "Swish",
 })  # fmt: skip
 
-FormOf = Callable[[Operation], "Callable[..., Sequence[Value] | None] | None"]
-
 
 def is_own(op: Operation) -> bool:
     """Whether an operator in the standard's domain is none of the standard; ONNX Runtime has some there."""
     return op.domain == "" and find_schema("", op.op_type, None) is None
 
 
-def outlined(module: Module, form_of: FormOf, is_foreign: Callable[[Operation], bool]) -> Module:
+def outlined(module: Module, forms: Forms, keeps_own: bool) -> Module:
     """A copy of `module` in which each fused operator that would be written as its parts is a call of a function.
 
-    `form_of` says of an operation of `module` what will be made of it, `is_foreign` whether the target has none of its
-    domain. The copy is for writing; `module` stays as it is. Functions that the model itself has are left alone.
+    `forms` says of an operation of `module` what will be made of it; `keeps_own`, that operators of ONNX Runtime may
+    stay. The copy is for writing; `module` stays as it is. Functions that the model itself has are left alone.
     """
     values: dict[Value, Value] = {}
     clone = clone_module(module, values)
@@ -43,12 +41,20 @@ def outlined(module: Module, form_of: FormOf, is_foreign: Callable[[Operation], 
     for op in module.main.walk():
         if not op.results or op.regions or op.definition.is_terminator:
             continue
-        parts = op.definition.decompose
-        wanted = is_foreign(op) or (op.domain == "" and op.op_type in _FUSED and form_of(op) == parts)
+        wanted = _is_foreign(op, forms, keeps_own) or (
+            op.domain == "" and op.op_type in _FUSED and forms.takes_several(op)
+        )
         copied = values[op.results[0]].producer
         if wanted and copied is not None:
             outliner.outline(copied)
     return clone
+
+
+def _is_foreign(op: Operation, forms: Forms, keeps_own: bool) -> bool:
+    """Whether the target has no operators of the domain of `op`."""
+    if not op.definition.is_known or (op.domain, op.op_type) in forms.calls:
+        return False
+    return op.domain not in forms.allowed or (not keeps_own and is_own(op))
 
 
 class _Outliner:
@@ -137,4 +143,53 @@ class _Outliner:
         return name
 
 
-__all__ = ["DOMAIN", "is_own", "outlined"]
+def share_functions(module: Module) -> None:
+    """Let calls of functions made here that have equal bodies be of one function.
+
+    Bodies are made for the types of a call, of which they often do not depend.
+    """
+    first: dict[tuple[object, ...], FunctionKey] = {}
+    same: dict[FunctionKey, FunctionKey] = {}
+    for key, function in module.functions.items():
+        content = _content(function) if key.domain == DOMAIN else None
+        if content is not None:
+            same[key] = first.setdefault(content, key)
+    for op in module.walk():
+        key = FunctionKey(op.domain, op.op_type)
+        if same.get(key, key) != key:
+            op.definition = opaque(DOMAIN, same[key].name)
+    for key, kept in same.items():
+        if kept != key:
+            del module.functions[key]
+
+
+def _content(function: Function) -> tuple[object, ...] | None:
+    """Equal for functions that compute the same with the same operations; None if that is not easily told."""
+    numbers: dict[Value | None, int] = {None: -1}
+    ops: list[tuple[object, ...]] = []
+    for argument in function.inputs:
+        numbers[argument] = len(numbers)
+    for op in function.block:
+        if op.regions:
+            return None
+        attributes: dict[str, object] = dict(op.attributes)
+        if op.name == "const":
+            value = op.attributes["value"]
+            if not isinstance(value, TensorData):
+                return None
+            attributes = {"value": (value.type, value.sha256)}
+        ops.append(
+            (
+                op.definition,
+                tuple(sorted(attributes.items(), key=lambda item: item[0])),
+                tuple(numbers[operand] for operand in op.operands),
+                len(op.results),
+            )
+        )
+        for result in op.results:
+            numbers[result] = len(numbers)
+    names = (*(argument.name for argument in function.inputs), *function.output_names)
+    return (names, tuple(sorted(function.opsets.items())), *ops)
+
+
+__all__ = ["DOMAIN", "is_own", "outlined", "share_functions"]

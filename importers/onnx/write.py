@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import onnx
@@ -13,14 +14,16 @@ import onnx.helper
 from onnx import FunctionProto, ModelProto
 
 from ...graph import dtypes
-from ...graph.core import Operation
 from ...graph.data import TensorData
 from ...graph.diagnostics import DiagnosticLog, ExportError, UsageError, require
 from ...graph.module import Function, Module
 from ...graph.paths import check_target
 from .check import newest_opsets
 from .facts import write_facts
+from .forms import Forms
+from .legalize import Tidy, legalized
 from .node_counts import count_in_functions, count_operators
+from .outline import outlined, share_functions
 from .read import SCALAR_FACTS
 from .stream import WrittenModel, encoded_size, write_bytes, write_model
 from .write_graph import BodyWriter, WriteContext
@@ -48,31 +51,19 @@ def save(
     external: bool | None = None,
     functions: bool = False,
     log: DiagnosticLog | None = None,
+    tidy: Tidy | None = None,
 ) -> WrittenModel:
-    """Write `module` to `path`, all or nothing: a failure leaves what was there.
+    """Write `module` to `path`; see `tilewright.save` for the options.
 
-    Args:
-        opset: version of the default domain to write; by default the module's own. An operator without a form there
-            is decomposed.
-        target: "onnx" for a file that any runtime reads, "onnxruntime" to allow com.microsoft operators.
-        keep_fused: write every operator that the opset has as it is: also of domains that the model did not have
-            before, and fused ones that ONNX Runtime cannot run or runs slower than their parts.
-        with_shapes: list the shapes of all tensors that have a known rank in `value_info`; by default only of those
-            that the file it came from listed.
-        external: True puts weights in a file `NAME.onnx.data` beside the model, False never does; None does for a
-            model of 2 GiB and more.
-        functions: write fused operators that would be written as their parts as calls of model-local functions, whose
-            bodies are these parts; the file needs IR version 8.
-        log: receives a remark for each operator that was written as its parts for the sake of ONNX Runtime.
-
-    Weights are copied from file to file, never through memory. Raises ExportError naming everything that cannot be
-    written, UsageError for a folder or a file in a missing one, OSError if the disk refuses.
+    `tidy` is run on a copy of the module in which operators that are written as their parts are these parts, if there
+    are any.
     """
     require("path", path, (str, os.PathLike), "the name of a file")
     check_target(path)
     options = WriteOptions(
-        opset=opset, target=target, keep_fused=keep_fused, with_shapes=with_shapes, functions=functions, log=log
-    )
+        opset=opset, target=target, keep_fused=keep_fused, with_shapes=with_shapes, functions=functions, log=log,
+        tidy=tidy,
+    )  # fmt: skip
     proto, sources = _build(module, **options)
     written = write_model(path, proto, sources, external=external)
     in_functions = count_in_functions(proto).total()
@@ -80,7 +71,7 @@ def save(
 
 
 class WriteOptions(TypedDict, total=False):
-    """How to write a module; `save` says what each option does."""
+    """How to write a module; `tilewright.save` says what each option does."""
 
     opset: int | None
     target: str
@@ -88,6 +79,7 @@ class WriteOptions(TypedDict, total=False):
     with_shapes: bool
     functions: bool
     log: DiagnosticLog | None
+    tidy: Tidy | None
 
 
 class WrittenContents(NamedTuple):
@@ -121,6 +113,7 @@ def _build(
     with_shapes: bool = False,
     functions: bool = False,
     log: DiagnosticLog | None = None,
+    tidy: Tidy | None = None,
     inline: bool = False,
 ) -> tuple[ModelProto, list[TensorData]]:
     """The model as a message and the weights that its markers stand for; `inline` puts the weights into the message."""
@@ -134,24 +127,26 @@ def _build(
         require("opset", opset, int, "the version of an opset")
     opsets = dict(module.opsets) if opset is None else {**module.opsets, "": opset}
     _check_request(module, opsets, target)
-    if functions:
-        module = _with_functions(module, opsets, target, keep_fused)
     tensors = TensorWriter(inline)
     findings = DiagnosticLog()
+    forms_for = partial(_forms, opset, _allowed_domains(module, target, keep_fused), keep_fused)
+    if functions:
+        module = outlined(module, forms_for(module, module.main), target == "onnxruntime" or keep_fused)
+    module = legalized(module, forms_for, findings, tidy)
+    if functions and not with_shapes:
+        share_functions(module)
     context = WriteContext(
         findings, tensors, module.symbols,
-        allowed=_allowed_domains(module, target, keep_fused),
-        calls=frozenset((key.domain, key.name) for key in module.functions),
+        calls=_calls(module),
         ir_version=_ir_version(module, opsets, opset is not None),
         with_shapes=with_shapes,
-        keep_fused=keep_fused,
     )  # fmt: skip
     proto = ModelProto(ir_version=context.ir_version)
     # A model without standard operators may import no version of them; passes may have added some.
-    main = BodyWriter(context, module.main, {"": DEFAULT_OPSET, **opsets})
+    main = BodyWriter(context, module.main, _opsets_of(module, module.main, opset))
     main.main(proto.graph)
     for function in module.functions.values():
-        proto.functions.append(_function(context, function, opset))
+        proto.functions.append(_function(context, function, _opsets_of(module, function, opset)))
     findings.raise_errors(ExportError)
     if log is not None:
         log.diagnostics.extend(findings.diagnostics)
@@ -167,25 +162,21 @@ def _build(
     return proto, tensors.sources
 
 
-def _with_functions(module: Module, opsets: Mapping[str, int], target: str, keep_fused: bool) -> Module:
-    """The module with calls of functions in the place of what would be written as parts, at these opsets."""
-    from .outline import is_own, outlined
+def _forms(opset: int | None, allowed: frozenset[str], keep_fused: bool, module: Module, function: Function) -> Forms:
+    """What decides how the operations of `function` are written, if the file is to have `opset`."""
+    return Forms(_opsets_of(module, function, opset), allowed, _calls(module), module.symbols, keep_fused)
 
-    allowed = _allowed_domains(module, target, keep_fused)
-    calls = frozenset((key.domain, key.name) for key in module.functions)
-    context = WriteContext(
-        DiagnosticLog(), TensorWriter(False), module.symbols, allowed, calls, ir_version=8, keep_fused=keep_fused
-    )
-    main = BodyWriter(context, module.main, {"": DEFAULT_OPSET, **opsets})
 
-    keeps_own = target == "onnxruntime" or keep_fused
+def _opsets_of(module: Module, function: Function, opset: int | None) -> dict[str, int]:
+    """The versions at which a function is written: ONNX wants functions and model to agree on one that is given."""
+    opsets = {"": DEFAULT_OPSET, **(module.opsets if function is module.main else function.opsets)}
+    if opset is not None and (function is module.main or "" in function.opsets):
+        opsets[""] = opset
+    return opsets
 
-    def is_foreign(op: Operation) -> bool:
-        if not op.definition.is_known or (op.domain, op.op_type) in calls:
-            return False
-        return op.domain not in allowed or (not keeps_own and is_own(op))
 
-    return outlined(module, main.form, is_foreign)
+def _calls(module: Module) -> frozenset[tuple[str, str]]:
+    return frozenset((key.domain, key.name) for key in module.functions)
 
 
 def _check_request(module: Module, opsets: Mapping[str, int], target: str) -> None:
@@ -245,16 +236,13 @@ def _add_opsets(imports: Any, opsets: Mapping[str, int], facts: Mapping[str, Any
             item.domain = domain or facts["default_domain"]
 
 
-def _function(context: WriteContext, function: Function, opset: int | None) -> FunctionProto:
-    opsets = dict(function.opsets)
-    if opset is not None and "" in opsets:
-        opsets[""] = opset  # ONNX wants functions and model to agree on the version
+def _function(context: WriteContext, function: Function, opsets: Mapping[str, int]) -> FunctionProto:
     proto = FunctionProto(name=function.key.name)
     if function.key.domain:
         proto.domain = function.key.domain
     if function.key.overload:
         proto.overload = function.key.overload
-    writer = BodyWriter(context, function, {"": DEFAULT_OPSET, **opsets})
+    writer = BodyWriter(context, function, opsets)
     writer.function_body(proto)
     infos = function.metadata.get("attribute_info", {})
     for name, value in function.attributes.items():
@@ -262,6 +250,7 @@ def _function(context: WriteContext, function: Function, opset: int | None) -> F
             proto.attribute.append(name)
         else:
             proto.attribute_proto.append(writer.attribute(name, value, infos.get(name, {})))
-    _add_opsets(proto.opset_import, _complete(opsets, writer.used_domains), function.metadata)
+    own = {domain: version for domain, version in opsets.items() if domain in function.opsets}
+    _add_opsets(proto.opset_import, _complete(own, writer.used_domains), function.metadata)
     write_facts(proto, function.metadata)
     return proto

@@ -1,11 +1,11 @@
 """Write blocks as graphs and function bodies: inputs, initializers, nodes in order, outputs, value_info.
 
-Nothing in the module changes: names, older forms and decompositions exist only in the messages.
+Nothing in the module changes: names and older forms exist only in the messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
@@ -18,7 +18,6 @@ from ...graph.module import Function
 from ...graph.types import TensorType
 from .declared import write_declaration
 from .facts import write_facts
-from .looked_through import looked_through
 from .names import NameScope, NameTable
 from .write_node import NodeWriter
 from .write_tensors import TensorWriter
@@ -26,17 +25,14 @@ from .write_tensors import TensorWriter
 
 @dataclass
 class WriteContext:
-    """What the writers of one model share. Operators of the domains in `allowed` are written as they are, those of
-    other domains decomposed where they can be; `calls` are domain and name of the model-local functions."""
+    """What the writers of one model share; `calls` are domain and name of the model-local functions."""
 
     log: DiagnosticLog
     tensors: TensorWriter
     symbols: FreshSymbols
-    allowed: frozenset[str]
     calls: frozenset[tuple[str, str]]
     ir_version: int
     with_shapes: bool = False
-    keep_fused: bool = False
 
 
 @dataclass
@@ -50,8 +46,6 @@ class OpenGraph:
     constants: list[Operation] = field(default_factory=list)
     needed: set[Operation] = field(default_factory=set)
     defined: list[Value] = field(default_factory=list)
-    # What decompositions have put here, by what it computes: further ones use it again.
-    expanded: dict[tuple[object, ...], tuple[Value, ...]] = field(default_factory=dict)
 
     def is_written(self, constant: Operation) -> bool:
         """Whether a constant goes to the file: if something written uses it, or nothing ever did."""
@@ -104,10 +98,6 @@ class BodyWriter:
         proto.node.extend(self._final_nodes(graph))
         graph.defined[:0] = block.arguments
         proto.value_info.extend(self._value_info(block, graph))
-
-    def form(self, op: Operation) -> Callable[..., Sequence[Value] | None] | None:
-        """What makes the operations that `op` will be written as; None if it is written as it is."""
-        return self._nodes.form(op)
 
     def attribute(self, name: str, value: AttributeValue, info: Metadata) -> AttributeProto:
         """An attribute that is not one of a standard node."""
@@ -176,10 +166,8 @@ class BodyWriter:
     # ---- parts of a graph ----------------------------------------------------------------------------------------
 
     def _write_operations(self, block: Block, graph: OpenGraph) -> None:
-        unneeded = looked_through(block, self.context.symbols, self._nodes.form)
         for op in block:
-            if op not in unneeded:
-                self.write(op, graph)
+            self.write(op, graph)
         for value, name in zip(block.terminator.operands, self._output_names[block], strict=True):
             if value is not None and self.use(value) != name:
                 self._nodes.identity(value, name, graph)

@@ -16,6 +16,7 @@ from node_cases import node_cases
 from runtimes import agree, array_of, run
 
 import tilewright
+from tilewright import Builder, f32, i64
 from tilewright.graph.diagnostics import ExportError
 from tilewright.graph.ops.legacy.base import OldForm
 from tilewright.importers.onnx import to_proto
@@ -132,3 +133,14 @@ def test_zero_that_is_the_copied_dim_needs_no_allowzero(target: list[int | str],
     else:
         with pytest.raises(ExportError, match="a zero in the shape"):
             to_proto(module, opset=13)
+
+
+def test_pads_of_some_axes_that_are_computed() -> None:
+    b = Builder(opset=18)
+    x, pads = b.input("x", f32[2, "n", 4]), b.input("pads", i64[4])
+    b.output(b.pad(x, pads, None, np.array([-1, 1])), "y")
+    module = b.build()
+    proto = to_proto(module, opset=17)
+    assert [node.op_type for node in proto.graph.node] == ["Concat", "Gather", "Pad"]
+    feeds = {"x": np.arange(24, dtype=np.float32).reshape(2, 3, 4), "pads": np.array([1, 0, 2, 3])}
+    assert tilewright.parity(module, proto, feeds=feeds).passed

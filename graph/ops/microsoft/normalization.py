@@ -107,7 +107,7 @@ class EarlyLayerNormalization(LayerNorm):
 
 
 class SkipNorm(LayerNorm):
-    """Normalizes input + skip + bias; results are the outcome, mean, inverse deviation (both f32) and that sum.
+    """Normalizes input + bias + skip; results are the outcome, mean, inverse deviation (both f32) and that sum.
 
     `skip` may lack the batch dim or have a batch of 1.
     """
@@ -126,7 +126,7 @@ class SkipNorm(LayerNorm):
         return [x, statistics, statistics, x]
 
     def total(self, op: Operation, builder: OpBuilder) -> Value:
-        return add_all(builder, present(op, 0), present(op, 1), operand(op, self.bias))
+        return add_all(builder, present(op, 0), operand(op, self.bias), present(op, 1))
 
 
 @op("SkipLayerNormalization", domain=DOMAIN)

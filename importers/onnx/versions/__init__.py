@@ -18,9 +18,9 @@ padding), Cast-24 (infinity to float8), BatchNormalization-14 (variance over N, 
 
 from . import axes, broadcasting, negative_axes, renamed, resize, semantics, values, without_effect
 from .engine import downgrade, upgrade
-from .node import CannotDowngrade, Facts, Node
+from .node import CannotDowngrade, Facts, Node, node_of
 
 __all__ = [
-    "CannotDowngrade", "Facts", "Node", "axes", "broadcasting", "downgrade", "negative_axes", "renamed", "resize",
-    "semantics", "upgrade", "values", "without_effect",
+    "CannotDowngrade", "Facts", "Node", "axes", "broadcasting", "downgrade", "negative_axes", "node_of", "renamed",
+    "resize", "semantics", "upgrade", "values", "without_effect",
 ]  # fmt: skip

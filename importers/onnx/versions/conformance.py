@@ -35,8 +35,8 @@ def conform(node: Node, version: int | None, opset: int, facts: Facts) -> None:
     """
     schema = schema_at(node.domain, node.op_type, opset)
     if schema is None:
-        domain = node.domain or "ai.onnx"
-        raise CannotDowngrade(f"{node.op_type} does not exist at opset {opset} of domain {domain!r}")
+        of_domain = f" of domain {node.domain!r}" if node.domain else ""
+        raise CannotDowngrade(f"{node.op_type} does not exist at opset {opset}{of_domain}")
     _check_attributes(schema, node, schema_at(node.domain, node.op_type, version), opset)
     _check_counts(schema, node, opset)
     _check_input_types(schema, node, opset, facts)

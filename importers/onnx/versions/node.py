@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from ....graph.core import AttributeReference, AttributeValue, Value
+from ....graph.core import AttributeReference, AttributeValue, Operation, Value
 from ....graph.data import TensorData
 from ....graph.dims import Dim
 from ....graph.infer import SymbolicArray
@@ -67,6 +67,14 @@ class Node:
         """Leave the attribute out again if `imply` set it and it still has that value."""
         if name in self.legacy.get("implied", ()) and self.attributes.get(name) == value:
             del self.attributes[name]
+
+
+def node_of(op: Operation) -> Node:
+    """The node of an operation, in the form that it has in memory."""
+    return Node(
+        op.domain, op.op_type, dict(op.attributes), list(op.operands), len(op.results), op.definition.version,
+        dict(op.metadata.get("legacy", {})), output_types=tuple(result.type for result in op.results),
+    )  # fmt: skip
 
 
 class CannotDowngrade(Exception):

@@ -1,0 +1,138 @@
+"""Which form an operation has in a file: its own node, the operator of the standard, or its parts; and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ...graph.builder import OpBuilder
+from ...graph.core import Block, Operation, Value
+from ...graph.diagnostics import TypeInferenceError
+from ...graph.dims import FreshSymbols
+from ...graph.infer import InferenceContext
+from ...graph.location import NodeLocation
+from ...graph.opdef import OpDefinition
+from . import versions
+from .read_node import Facts
+from .runtime_support import has_kernel, why_in_parts
+
+# What makes operations that stand for one: a definition's `decompose` or `standard_form`.
+Form: TypeAlias = Callable[[Operation, OpBuilder], "Sequence[Value | None] | None"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to write an operation as others; `reason` is the end of "... is written as its parts: "."""
+
+    form: Form
+    reason: str
+    is_standard: bool = False  # the operator of the standard, and what makes its operands
+
+
+@dataclass
+class Forms:
+    """Decides for the operations of a function that is written at `opsets`.
+
+    Operators of the domains in `allowed` are written as they are, those of other domains decomposed where they can be;
+    `calls` are domain and name of the model-local functions.
+    """
+
+    opsets: Mapping[str, int]
+    allowed: frozenset[str]
+    calls: frozenset[tuple[str, str]]
+    symbols: FreshSymbols
+    keep_fused: bool = False
+    _facts: Facts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._facts = Facts(InferenceContext(self.symbols), propagate=True)
+
+    def first(self, op: Operation) -> Form | None:
+        """What makes the operations that `op` will be written as; None if it is written as it is."""
+        choice = next(self.choices(op), None)
+        return None if choice is None else choice.form
+
+    def takes_several(self, op: Operation) -> bool:
+        """Whether `op` will be written as its parts, or as the standard's operator and more."""
+        form = self.first(op)
+        return form is not None and (form == op.definition.decompose or (self._size(op, form) or 0) > 1)
+
+    def choices(self, op: Operation, is_part: bool = False, only_needed: bool = False) -> Iterator[Choice]:
+        """The ways to write `op` as others, best first; none if its own node is the way.
+
+        `is_part`: it stands in the form of another operation. `only_needed`: it is decided already that its own node is
+        wanted, if there is one.
+        """
+        if op.name == "const" or op.is_terminator or (op.domain, op.op_type) in self.calls:
+            return
+        parts = op.definition.decompose
+        if op.domain not in self.allowed:
+            yield Choice(parts, f"operators of {op.domain} are for another target")
+        if not only_needed and not is_part and self._has_standard_form(op):
+            yield Choice(op.definition.standard_form, "", is_standard=True)
+        reason = None if only_needed else self._why_in_parts(op)
+        if reason is not None:
+            yield Choice(parts, f"ONNX Runtime {reason}")
+        refusal = self._refusal(op)
+        if refusal is not None and self._has_standard_form_at_all(op):
+            refusal = "the standard's operator says less than this one, and would take no fewer nodes"
+        if refusal is not None:
+            yield Choice(parts, refusal)
+
+    def _refusal(self, op: Operation) -> str | None:
+        """Why `op` has no node of its own at this opset; None if it has."""
+        try:
+            versions.downgrade(versions.node_of(op), self.opsets.get(op.domain, 1), self._facts)
+        except versions.CannotDowngrade as reason:
+            return str(reason)
+        return None
+
+    def loses_nan(self, op: Operation) -> bool:
+        """Whether the standard's operator differs where operands are NaN."""
+        return bool(op.attr("masking") == "nan-to-zero")
+
+    def _why_in_parts(self, op: Operation) -> str | None:
+        """Why an operator that could be written is not; one that is in the file as it is stays as it is."""
+        if self.keep_fused or isinstance(op.location, NodeLocation):
+            return None
+        return why_in_parts(op)
+
+    def _has_standard_form(self, op: Operation) -> bool:
+        """Whether an operation that says more than its operator in the standard is to be written as that.
+
+        It is if that takes fewer nodes than its parts, or fused operators are to be kept.
+        """
+        definition = op.definition
+        if isinstance(op.location, NodeLocation) or not self._has_standard_form_at_all(op):
+            return False
+        if not self.keep_fused and self.loses_nan(op):
+            return False
+        size = self._size(op, definition.standard_form)
+        if size is None or self.keep_fused or not has_kernel(op):
+            return size is not None and self.keep_fused
+        parts = self._size(op, definition.decompose)
+        return parts is None or size < parts
+
+    def _has_standard_form_at_all(self, op: Operation) -> bool:
+        """Whether the operator may say more than that of the standard, and the opset has that one."""
+        if type(op.definition).standard_form is OpDefinition.standard_form:
+            return False
+        return self.opsets.get(op.domain, 1) >= min(versions.engine.versions(op.op_type, op.domain))
+
+    def _size(self, op: Operation, form: Form) -> int | None:
+        """How many nodes `form` makes of `op`; None if it has no answer."""
+        block = Block()
+        try:
+            values = form(op, OpBuilder(block, self.symbols, location=op.location))
+            return None if values is None else sum(made.name != "const" for made in block)
+        except TypeInferenceError:
+            return None
+        finally:
+            discard(block)
+
+
+def discard(block: Block) -> None:
+    """Erase the operations of a block that nobody needs."""
+    for made in reversed(list(block)):
+        made._erase()
