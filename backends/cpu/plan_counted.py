@@ -1,4 +1,4 @@
-"""Planning kernels that find as many elements as there are: places that are not zero, boxes."""
+"""Planning kernels that find as many elements as there are: places that are not zero, boxes, different rows."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from .kernels.suppress import (
     suppress_scratch,
     suppress_units,
 )
+from .kernels.unique import Unique, build_unique, unique_arguments, unique_scratch
 from .planner import Argument, Buffer, Planner, View, plans
 
 
@@ -70,6 +71,19 @@ def plan_suppress(planner: Planner, op: Operation) -> None:
     planner.call(first, suppress_arguments(), given, units, 16.0 * scores.layout.size, scratch)
     last = library.get(("collect",), lambda name: build_collect(name, machine), "collect")
     planner.call(last, collect_arguments(), given, apply(max, units, 1), 4.0 * units)
+
+
+@plans("kernel.unique")
+def plan_unique(planner: Planner, op: Operation) -> None:
+    """One unit of work."""
+    x = planner.contiguous(planner.view(op.operand_values[0]))
+    results = [planner.new(result) for result in op.results]
+    rows, columns = x.shape
+    kernel, machine = Unique(x.dtype, bool(columns == 1), bool(op.attr("sorted"))), planner.machine
+    compiled = planner.library.get(("unique", kernel), lambda name: build_unique(name, kernel, machine), "unique")
+    given: dict[str, Argument] = {"rows": rows, "columns": columns, "x": planner.buffer(x), "scratch": Buffer(None)}
+    given |= zip(("first", "inverse", "counts", "total"), map(planner.buffer, results), strict=True)
+    planner.call(compiled, unique_arguments(), given, 1, 64.0 * x.layout.size, unique_scratch(rows) * 8)
 
 
 def _is_given(planner: Planner, op: Operation, index: int) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import opdef
 from ..opdef import op
+from ..ops.unique_numeric import unique_rows
 from .kernel_base import KernelOp, Known
 from .tracing import apply
 
@@ -69,3 +70,22 @@ class Suppress(Counted):
     def compute(self, op: Operation, *operands: Any) -> Any:
         chosen = opdef.lookup("", "NonMaxSuppression").evaluate(op, *operands)
         return chosen, np.array(len(chosen), np.int64)
+
+
+@op("unique", domain="kernel")
+class Unique(Counted):
+    """The different rows of a matrix, in ascending order if `sorted`, else in the order in which they come: where each
+    is first, which one each row is, and how often each is there. NaNs are alike."""
+
+    inputs = ("x",)
+    outputs = ("first", "inverse", "counts", "count")
+    attributes: ClassVar[dict[str, Any]] = {"sorted": 1}
+    counted: ClassVar[dict[int, int]] = {0: 0, 2: 0}
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        rows = shapes[0][0]
+        return [(rows,), (rows,), (rows,), ()]
+
+    def compute(self, op: Operation, *operands: Any) -> Any:
+        first, inverse, counts = unique_rows(operands[0], bool(op.attr("sorted")))
+        return first, inverse, counts, np.array(len(first), np.int64)

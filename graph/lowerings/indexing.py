@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..core import Operation, Value
+from ..dims import product
 from ..dtypes import bool_, i32, i64
-from ..types import tensor
+from ..types import TensorType, tensor
 from .builder import KernelBuilder, all_native, constant_ints, dtype_of, rank_of, shape_of, tensor_type
 from .rules import lowers
 
@@ -100,6 +101,34 @@ def non_max_suppression(op: Operation, k: KernelBuilder) -> Sequence[Value] | No
     if limit:
         attributes["most"] = limit[0]
     return [k.kernel("suppress", op.operands, [op.result.type, tensor(i64, ())], **attributes)]
+
+
+@lowers("Unique")
+def unique(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    """Where the different rows are first is found; what they are is gathered from there."""
+    x, axis = op.operand_values[0], op.attr("axis")
+    if not all_native(op) or (axis is not None and not rank_of(x)):
+        return None
+    if axis is None:
+        whole, axis, rank = k.kernel("reshape", [x], _matrix(x, rank_of(x)), how="flatten", axis=rank_of(x)), 0, 1
+    else:
+        rank, axis = rank_of(x), axis % rank_of(x)
+        moved = k.transpose(x, [axis, *(other for other in range(rank) if other != axis)])
+        whole = k.kernel("reshape", [moved], _matrix(moved, 1), how="flatten", axis=1)
+    rows = shape_of(whole)[0]
+    counts = tensor(i64, [shape_of(op.results[0])[axis]])
+    types = [counts, tensor(i64, [rows]), counts, tensor(i64, ())]
+    made = k.create("kernel.unique", [whole], {"sorted": op.attr("sorted")}, result_types=types)
+    first, inverse, repeats, _ = made.results
+    data = k.squeeze(whole, [1]) if op.attr("axis") is None else x
+    values = k.kernel("gather", [data, first], op.results[0].type, axis=axis)
+    return [values, first, inverse, repeats][: len(op.results)]
+
+
+def _matrix(x: Value, axis: int) -> TensorType:
+    """The type of x as a matrix whose rows begin at dim `axis`."""
+    shape = shape_of(x)
+    return tensor_type(x).with_shape([product(shape[:axis]), product(shape[axis:])])
 
 
 @lowers("DepthToSpace", "SpaceToDepth")

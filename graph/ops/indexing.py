@@ -31,7 +31,7 @@ from .common import (
     unknown_dims,
 )
 from .movement import replaced
-from .numeric import summable
+from .unique_numeric import unique_rows
 
 if TYPE_CHECKING:
     from ..core import Operation
@@ -275,21 +275,9 @@ class Unique(OpDefinition):
     def evaluate(self, op: Operation, *operands: Any) -> Any:
         (data,), axis = operands, op.attr("axis")
         rows = data.reshape(-1, 1) if axis is None else np.moveaxis(data, axis, 0).reshape(data.shape[axis], -1)
-        _, first, inverse, counts = np.unique(
-            _comparable(rows), axis=0, return_index=True, return_inverse=True, return_counts=True
-        )
-        inverse = inverse.reshape(-1)
-        if not op.attr("sorted"):
-            order = np.argsort(first)
-            first, counts = first[order], counts[order]
-            inverse = np.argsort(order)[inverse]
+        first, inverse, counts = unique_rows(rows, bool(op.attr("sorted")))
         values = np.take(data if axis is not None else data.reshape(-1), first, axis or 0)
         return values, first, inverse, counts
-
-
-def _comparable(rows: np.ndarray) -> np.ndarray:
-    """`rows` in a dtype that numpy can sort by rows: strings as fixed-width text, narrow floats widened."""
-    return rows.astype(np.str_) if rows.dtype == object else summable(rows)
 
 
 @op("NonMaxSuppression")

@@ -143,3 +143,42 @@ def test_scores_of_other_boxes() -> None:
     for x, s in (((1, 5, 4), (1, 2, 6)), ((1, 5, 3), (1, 2, 5)), ((2, 5, 4), (1, 2, 5))):
         with pytest.raises(tilewright.TilewrightError, match="suppress"):
             executable.run({"x": np.zeros(x, np.float32), "s": np.zeros(s, np.float32)})
+
+
+# ---- Unique ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16", "i8", "i64", "u8", "u32", "bool"])
+@pytest.mark.parametrize("ascending", [0, 1])
+def test_unique(dtype: str, ascending: int) -> None:
+    runs = [[sparse(3, 5, 7, dtype=BY_NAME[dtype].numpy)], [np.zeros((3, 5, 7), BY_NAME[dtype].numpy)]]
+    compare(lambda b, x: b.unique(x, sorted=ascending, outputs=4), runs)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("ascending", [0, 1])
+def test_unique_slices(axis: int, ascending: int) -> None:
+    runs = [[random.integers(0, 2, shape).astype(np.float32)] for shape in ((6, 3, 2), (2, 7, 3), (4, 2, 9))]
+    compare(lambda b, x: b.unique(x, axis=axis, sorted=ascending, outputs=4), runs, dynamic=True)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (0, 3), (1, 1)])
+def test_unique_of_little(shape: tuple[int, ...]) -> None:
+    compare(lambda b, x: b.unique(x, outputs=4), [[np.ones(shape, np.float32)]])
+
+
+def test_unique_numbers_of_what_was_found() -> None:
+    """Several sizes that are counted, one after the other, and results that nobody asks for."""
+
+    def build(b: Builder, x: Any) -> list[Any]:
+        places = b.nonzero(x)
+        rows = b.unique(b.slice(places, [0], [1], [0]), outputs=1)
+        return [rows, b.gather(x, rows), b.unique(x, outputs=3)[2]]
+
+    compare(build, [[sparse(30, 4, share=0.1)], [sparse(5, 4)], [np.zeros((3, 2), np.float32)]], dynamic=True)
+
+
+def test_unique_with_nan() -> None:
+    x = np.array([[np.nan, 1, np.nan], [0.0, -0.0, np.inf]], np.float32)
+    compare(lambda b, x: b.unique(x, outputs=4), [[x]])
+    compare(lambda b, x: b.unique(x, axis=1, outputs=4), [[x]])
