@@ -417,7 +417,8 @@ class CollapseBatch(Pass):
         if module.opsets.get("", 0) >= FIRST_OPSET and cost + border.absorbed() > gain:
             return False  # Attention takes its operands as [batch, length, heads * size]
         if cost >= gain:
-            context.remark("collapse-batch/no-gain", f"{cost} reshapes would be added to save {gain}", first.location)
+            added = "1 reshape" if cost == 1 else f"{cost} reshapes"
+            context.remark("collapse-batch/no-gain", f"{added} would be added to save {gain}", first.location)
             return False
         if not _has_known_rows(border) or not border.is_possible():
             context.remark(

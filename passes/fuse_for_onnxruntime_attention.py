@@ -120,7 +120,12 @@ class RuntimeAttention(OpRule):
             result = b.reshape(result, target)
         m.rewriter.set_type(result, old.type)
         m.rewriter.replace_uses(old, result)
-        m.rewriter.erase(found.last)
+        # Back to the attention, which would be found again.
+        dead: Operation | None = found.last
+        while dead is not None and not any(value.use_count for value in dead.results):
+            before = dead.operands[0].producer if dead is not found.op and dead.operands[0] is not None else None
+            m.rewriter.erase(dead)
+            dead = before
 
 
 def plan(m: Match) -> Plan | Mismatch:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..graph.core import Operation
 from ..graph.infer import InferenceContext
-from ..graph.location import UNKNOWN
+from ..graph.location import UNKNOWN, FusedLocation
 from . import pattern as pt
 from .context import PassContext
 from .driver import compile_rule
@@ -44,12 +44,17 @@ class MissedFusion:
 
 
 def near_misses(module: Module, passes: Iterable[Pass]) -> list[MissedFusion]:
-    """The near misses of the rules of those among `passes` that fuse, by place; nothing is changed."""
+    """The near misses of the rules of those among `passes` that fuse, by place; nothing is changed.
+
+    Operations that one of these rules has just made are its result, and nothing that the model nearly says.
+    """
     rules = {rule: None for step in passes if step.fuses for rule in getattr(step, "rules", ())}
+    made = {rule.name for rule in rules}
     found: dict[tuple[str, Location], MissedFusion] = {}
     for rule in rules:
         for missed in _near_misses(module, rule):
-            found.setdefault((missed.rule, missed.location), missed)
+            if not (isinstance(missed.location, FusedLocation) and missed.location.rule in made):
+                found.setdefault((missed.rule, missed.location), missed)
     return list(found.values())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..graph.diagnostics import UsageError
@@ -118,11 +119,27 @@ def rule_class(name: str) -> type[AnyRule]:
         hint = f"its rules are: {own}" if own else "it has no rules"
         raise UsageError("rule/unknown", f"{name!r} is a pass, not a rule", notes=[hint])
     if name not in rules:
-        near = difflib.get_close_matches(name, rules, 3)
+        near = _like(name, rules, by_pass)
         hint = f"did you mean {' or '.join(near)}?" if near else f"the rules are: {', '.join(sorted(rules))}"
         raise UsageError("rule/unknown", f"there is no rule called {name!r}", notes=[hint])
     found: type[AnyRule] = rules[name]
     return found
+
+
+def _like(name: str, rules: Mapping[str, type[AnyRule]], by_pass: Mapping[str, Sequence[type[AnyRule]]]) -> list[str]:
+    """Rules whose name, or whose pass's, has `name` in it, dashes aside, or is spelled like it; else those that speak
+    of it."""
+    word = _bare(name)
+    if not word:
+        return []
+    within = [rule.name for each, found in by_pass.items() if word in _bare(each) for rule in found]
+    within += [each for each in sorted(rules) if word in _bare(each)]
+    near = list(dict.fromkeys([*within, *difflib.get_close_matches(name, rules, 3)]))
+    return near or [each for each in sorted(rules) if word in _bare(rules[each].__doc__ or "")]
+
+
+def _bare(text: str) -> str:
+    return "".join(character for character in text.lower() if character.isalnum())
 
 
 def names() -> list[str]:

@@ -30,24 +30,32 @@ def read_ledger(folder: str | Path) -> Ledger:
     return ledger_of(read_trace(folder))
 
 
-def show_ledger(ledger: Ledger) -> None:
-    """A row for the model before, for what each pass changed, and for the model after."""
+# Inference changes no node: it finds sizes, which then count as what they are.
+_LABELS = {"infer-shapes": "sizes found"}
+
+
+def show_ledger(ledger: Ledger, written: int | None = None) -> None:
+    """A row for the model before, for what each pass changed, and for the model after.
+
+    `written` is the number of nodes in the file, where fused ones may be several.
+    """
     made = table("ledger", "nodes", "arithmetic", "moved, each node alone", "moved, fused", "per element")
     before, after = ledger.operations
     made.add_row("before", f"{before:,}", *_cells(ledger.before, sign=False))
     for row in ledger.rows:
         if not row.operations and row.cost == ModelCost(Cost(), Cost()):
             continue
-        made.add_row(
-            f"  {row.name}", f"{row.operations:+,}" if row.operations else "", *_cells(row.cost, sign=True), ""
-        )
+        label, nodes = _LABELS.get(row.name, row.name), f"{row.operations:+,}" if row.operations else ""
+        made.add_row(f"  {label}", nodes, *_cells(row.cost, sign=True), "")
     made.add_row("after", f"{after:,}", *_cells(ledger.after, sign=False))
+    if written is not None and written != after:
+        made.add_row("  written as parts", f"{written - after:+,}", "", "", "", "")
+        made.add_row("in the file", f"{written:,}", "", "", "", "")
     out = console()
     out.print(Padding(made, (1, 0, 0, 0), expand=False))
     out.print(
         f"         moved: bytes read and written; fused: as kernels that take elementwise work along; per element:\n"
-        f"         operations for each element moved, fused; a size that is not known counts as {UNKNOWN_SIZE}.\n"
-        f"         Nodes are those in memory: below some opset, a fused one is written as its parts\n"
+        f"         operations for each element moved, fused; a size that is not known counts as {UNKNOWN_SIZE}\n"
     )
 
 

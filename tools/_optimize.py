@@ -371,7 +371,7 @@ def show(request: Request, outcome: Outcome) -> None:
     out.print(operator_table(outcome))
     out.print()
     if outcome.ledger is not None:
-        show_ledger(outcome.ledger)
+        show_ledger(outcome.ledger, outcome.report.after.nodes)
     if outcome.parity is not None:
         show_parity(outcome.parity)
     if outcome.culprit is not None:
@@ -381,6 +381,9 @@ def show(request: Request, outcome: Outcome) -> None:
         show_remarks(remarks)
     for missed in remarks.attention:
         out.print(f"note     {missed.message}, at {missed.location}")
+    newer = sum(d.code == "export/newer-opset" for d in remarks.others)
+    if newer and not request.remarks:
+        out.print(f"note     {newer} written as parts that a newer opset has an operator for: see --remarks, --opset")
     steps = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in outcome.stopwatch.seconds.items())
     out.print(f"time     {steps}")
     if outcome.written is not None:

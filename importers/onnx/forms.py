@@ -23,10 +23,12 @@ Form: TypeAlias = Callable[[Operation, OpBuilder], "Sequence[Value | None] | Non
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to write an operation as others; `reason` is the end of "... is written as its parts: "."""
+    """One way to write an operation as others; `reason` is the end of "... is written as its parts: ", `code` that of
+    the remark."""
 
     form: Form
     reason: str
+    code: str = "export/in-parts"
     is_standard: bool = False  # the operator of the standard, and what makes its operands
 
 
@@ -71,14 +73,22 @@ class Forms:
             yield Choice(parts, f"operators of {op.domain} are for another target")
         if not only_needed and not is_part and self._has_standard_form(op):
             yield Choice(op.definition.standard_form, "", is_standard=True)
+        refusal = self._refusal(op)
+        if refusal is not None:
+            yield Choice(parts, *self._explained(op, refusal))
+            return
         reason = None if only_needed else self._why_in_parts(op)
         if reason is not None:
             yield Choice(parts, f"ONNX Runtime {reason}")
-        refusal = self._refusal(op)
-        if refusal is not None and self._has_standard_form_at_all(op):
-            refusal = "the standard's operator says less than this one, and would take no fewer nodes"
-        if refusal is not None:
-            yield Choice(parts, refusal)
+
+    def _explained(self, op: Operation, refusal: str) -> tuple[str, str]:
+        """The reason why an operator without a node is written as its parts, and the code of the remark."""
+        if self._has_standard_form_at_all(op):
+            return "the standard's operator says less than this one, and would take no fewer nodes", Choice.code
+        known, opset = versions.engine.versions(op.op_type, op.domain), self.opsets.get(op.domain, 1)
+        if op.domain or not known or opset >= min(known):
+            return refusal, Choice.code
+        return f"opset {opset} does not have it, opset {min(known)} does", "export/newer-opset"
 
     def _refusal(self, op: Operation) -> str | None:
         """Why `op` has no node of its own at this opset; None if it has."""

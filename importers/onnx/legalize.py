@@ -113,8 +113,8 @@ class _Legalizer:
     def _remark(self, plan: _Plan) -> None:
         op = plan.op
         if not plan.choice.is_standard:
-            reason = plan.choice.reason
-            self.log.remark("export/in-parts", f"{op.op_type} is written as its parts: {reason}", op.location)
+            text = f"{op.op_type} is written as its parts: {plan.choice.reason}"
+            self.log.remark(plan.choice.code, text, op.location)
         elif self.forms.loses_nan(op):
             self.log.remark(
                 "export/nan", f"{op.op_type} gives NaN for operands that are NaN, where its parts give 0", op.location

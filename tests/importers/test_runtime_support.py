@@ -24,6 +24,14 @@ def nodes(proto: Any) -> list[str]:
     return [node.op_type for node in proto.graph.node]
 
 
+def test_an_opset_without_the_operator_is_the_reason() -> None:
+    log = DiagnosticLog()
+    assert "Erf" in nodes(to_proto(module_of(lambda b, x: b.gelu(x), dtype=f16), opset=17, log=log))
+    assert [(item.code, item.message) for item in log.diagnostics] == [
+        ("export/newer-opset", "Gelu is written as its parts: opset 17 does not have it, opset 20 does")
+    ]
+
+
 @pytest.mark.parametrize(
     ("build", "dtype", "parts", "fused"),
     [

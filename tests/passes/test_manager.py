@@ -197,7 +197,7 @@ def test_near_names_are_suggested() -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_stand_for_their_passes(preset: str) -> None:
     assert PassManager.parse(preset).steps == PassManager.parse(PRESETS[preset]).steps
-    assert preset == "recompose" or int(preset.removeprefix("O").removesuffix("-onnxruntime")) in EXACTNESS
+    assert preset in ("recompose", "tidy") or int(preset[1]) in EXACTNESS
 
 
 @pytest.mark.parametrize("name", registry.BUILTIN)
@@ -224,6 +224,16 @@ def test_rules_are_found_by_name() -> None:
     assert registry.rule_class("identity-to-input").name == "identity-to-input"
     with pytest.raises(UsageError, match="no rule called 'identity-to-inputs'"):
         registry.rule_class("identity-to-inputs")
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [("gelu", "recompose-gelu-erf"), ("layernorm", "recompose-normalization"), ("conv add", "conv-add"),
+     ("fused conv", "conv-activation")],
+)  # fmt: skip
+def test_a_part_of_a_name_finds_rules(name: str, rule: str) -> None:
+    with pytest.raises(UsageError, match=rf"did you mean .*\b{rule}\b"):
+        registry.rule_class(name)
 
 
 def test_a_name_can_be_taken_once() -> None:

@@ -199,6 +199,7 @@ def test_ledger(command: Callable[..., Any], model: Path, tmp_path: Path) -> Non
     assert [row["pass"] for row in ledger["passes"]] == ["remove-identity"]
     assert ledger == ledger_of(read_trace(trace)).to_dict()
     shown = command("optimize", model, "--ledger")
+    assert "infer-shapes" not in shown.out
     assert "remove-identity" in shown.out
     assert "moved, fused" in shown.out
     assert "ledger" not in json.loads(command("optimize", model, "--json").out)
