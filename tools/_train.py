@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +15,8 @@ import numpy as np
 
 import tilewright
 from tilewright import train
+from tilewright.backends.training.chart import spans_decades
+from tilewright.backends.training.checkpoint import check_checkpoint
 from tilewright.graph.diagnostics import DiagnosticLog, ModelError, UsageError
 from tilewright.graph.paths import check_source, check_target
 from tilewright.graph.types import TensorType
@@ -72,7 +77,22 @@ class _Files(NamedTuple):
                 check_target(options[what] or path, what)
         if options["export"] is not None:
             check_target(options["export"], "training step")
-        return cls(output, plot, checkpoint)
+        files = cls(output, plot, checkpoint)
+        files.check_apart(options)
+        return files
+
+    def check_apart(self, options: dict[str, Any]) -> None:
+        """Raises UsageError if what is written is one file with something else; a model may be trained in place."""
+        written = {"training step": options["export"]}
+        if options["data"] is not None:
+            written |= {"output": self.output, "plot": self.plot, "checkpoint": self.checkpoint}
+        seen = {os.path.realpath(options[what]): what for what in ("data", "model") if options[what] is not None}
+        for what, path in written.items():
+            place = "" if path is None else os.path.realpath(path)
+            if place in seen and (what, seen[place]) != ("output", "model"):
+                raise UsageError("train/same-file", f"the {what} and the {seen[place]} are one file, {path}")
+            if place:
+                seen[place] = what
 
 
 def _step(model: Module, options: dict[str, Any], data: train.Dataset | None, log: DiagnosticLog) -> Module:
@@ -143,8 +163,11 @@ class _Training:
         self.model, self.options = model, options
         self.facts = _facts(options, data)
         anomaly = options["detect_anomaly"]
-        self.trainer = train.Trainer(step, options["backend"], options["threads"], detect_anomaly=anomaly)
+        with _waiting("compiling the training step"):
+            self.trainer = train.Trainer(step, options["backend"], options["threads"], detect_anomaly=anomaly)
         data = _fitting(data, self.trainer)
+        if not options["resume"]:
+            check_checkpoint(files.checkpoint)
         self.trainer.check_classes(data.arrays)
         self.held_out: train.Dataset | None = None
         if options["validation"]:
@@ -209,7 +232,7 @@ class _Training:
     def _finish(self, run: train.Run) -> None:
         trained = train.inference_form(self.trainer.trained(self.model))
         tilewright.save(trained, self.output, opset=self.options["opset"])
-        train.save_chart(self.plot, {"loss": run.losses}, "loss by step")
+        train.save_chart(self.plot, {"loss": run.losses}, "loss by step", spans_decades(run.losses))
         if self.options["as_json"]:
             files = {"output": str(self.output), "plot": str(self.plot)}
             print_json({**files, "steps": len(run.losses), "losses": run.losses, "validation": self.validation})
@@ -298,6 +321,17 @@ def _typed(name: str, array: np.ndarray, type: Any) -> np.ndarray:
     elif array.dtype.kind in "biuf" and type.dtype.is_float:
         return array.astype(wanted)
     raise UsageError("data/type", f"{name!r} has elements of {array.dtype}, the model takes {type.dtype}")
+
+
+@contextmanager
+def _waiting(what: str) -> Iterator[None]:
+    """Say on a terminal what takes a while."""
+    out = console(stderr=True)
+    if not out.is_terminal:
+        yield
+        return
+    with out.status(what):
+        yield
 
 
 class _Bar:

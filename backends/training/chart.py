@@ -120,17 +120,27 @@ def _short(number: float) -> str:
     return text.replace("e+0", "e").replace("e-0", "e-")
 
 
+def spans_decades(values: Sequence[float]) -> bool:
+    """Whether a logarithmic axis shows more of them: all are above 0, some a hundred times as large as others."""
+    known = [value for value in values if math.isfinite(value)]
+    return bool(known) and 0 < 100 * min(known) < max(known)
+
+
 def text_curve(values: Sequence[float], width: int = 60, height: int = 8) -> str:
-    """`values` as a curve of `height` lines of text, mean over equal stretches; the scale on the left."""
+    """`values` as a curve of `height` lines of text, mean over equal stretches; the scale on the left, logarithmic
+    where means lie decades apart."""
     known = np.asarray([value for value in values if math.isfinite(value)], np.float64)
     if not known.size:
         return "(no finite number)"
-    parts = [part.mean() for part in np.array_split(known, min(width, known.size))]
+    parts = [float(part.mean()) for part in np.array_split(known, min(width, known.size))]
+    logarithmic = spans_decades(parts)
+    if logarithmic:
+        parts = [math.log10(part) for part in parts]
     low, high = min(parts), max(parts)
     levels = [round((part - low) / (high - low) * (height - 1)) if high > low else 0 for part in parts]
     lines = []
     for row in range(height - 1, -1, -1):
         at = low + (high - low) * row / (height - 1)
-        label = f"{at:9.4g}" if row in (0, height - 1) else " " * 9
+        label = f"{10**at if logarithmic else at:9.4g}" if row in (0, height - 1) else " " * 9
         lines.append(f"{label} |" + "".join("*" if level == row else " " for level in levels).rstrip())
     return "\n".join(lines)

@@ -61,6 +61,20 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
         raise
 
 
+def check_checkpoint(path: str | os.PathLike[str]) -> None:
+    """Raises UsageError if `path` is a file that is no checkpoint, and so should not be overwritten by one."""
+    if not Path(path).exists():
+        return
+    try:
+        with zipfile.ZipFile(path) as file:
+            is_one = f"{_FACTS}.npy" in file.namelist()
+    except (OSError, zipfile.BadZipFile):
+        is_one = False
+    if not is_one:
+        hint = "name another file, or remove it"
+        raise UsageError("train/checkpoint", f"{path} is no checkpoint, and stays", notes=[hint])
+
+
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Raises UsageError for a file that is no checkpoint or is damaged, OSError for one that cannot be read."""
     check_source(path)

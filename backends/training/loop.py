@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...graph.diagnostics import ExecutionError, UsageError, listed
 from ...graph.paths import check_target
-from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from .checkpoint import Checkpoint, check_checkpoint, load_checkpoint, save_checkpoint
 from .data import as_batches
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ def fit(
         raise UsageError("train/resume", "resume needs the checkpoint to go on from")
     if checkpoint is not None:
         check_target(checkpoint, "checkpoint")
+        if not resume:
+            check_checkpoint(checkpoint)
     batches, run = as_batches(data), Run()
     if resume and checkpoint is not None and Path(checkpoint).exists():
         found = load_checkpoint(checkpoint)

@@ -123,6 +123,27 @@ def test_resuming_another_run_is_refused_or_told(command: Callable[..., Any], mo
     assert "this is not the run that was begun: learning-rate was None, and is 0.5" in result.err
 
 
+def test_no_file_is_written_over_what_is_read(command: Callable[..., Any], model: Path, data: Path) -> None:
+    before = {path: path.read_bytes() for path in model.parent.iterdir()}
+    twice = model.with_name("twice.onnx")
+    for options, message in [
+        (["--checkpoint", data], "the checkpoint and the data are one file"),
+        (["-o", data], "the output and the data are one file"),
+        (["--plot", model], "the plot and the model are one file"),
+        (["-o", twice, "--export", twice], "the output and the training step are one file"),
+        (["-o", twice, "--checkpoint", twice], "the checkpoint and the output are one file"),
+    ]:
+        result = command("train", model, "--data", data, *options)
+        assert result.code == 2
+        assert message in result.err
+    np.savez(model.with_name("mine.npz"), x=POINTS)
+    result = command("train", model, "--data", data, "--checkpoint", model.with_name("mine.npz"))
+    assert "mine.npz is no checkpoint, and stays" in result.err
+    model.with_name("mine.npz").unlink()
+    assert {path: path.read_bytes() for path in model.parent.iterdir()} == before
+    assert command("train", model, "--data", data, "-o", model).code == 0
+
+
 def test_a_loss_of_scores_behind_a_softmax_is_told(command: Callable[..., Any], data: Path) -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.Operator("softmax", axis=-1))
     tilewright.save(net.initialize(0).to_model(x=f32["n", 4], outputs=("probs",)), data.with_name("probs.onnx"))

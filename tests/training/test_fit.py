@@ -246,6 +246,13 @@ def test_a_chart_shows_its_lines(tmp_path: Path) -> None:
         assert pixels_of(tmp_path / "edge.png").shape == pixels.shape
 
 
+def test_curves_over_decades_are_logarithmic() -> None:
+    lines = train.text_curve([10.0 ** (-k / 20) for k in range(60)]).splitlines()
+    assert lines[0].split()[0] == "1"
+    assert float(lines[-1].split()[0]) < 2e-3
+    assert all("*" in line for line in lines)
+
+
 def test_a_curve_of_text() -> None:
     lines = train.text_curve([3.0, 2.0, 1.0], height=3).splitlines()
     assert [line.split("|")[1] for line in lines] == ["*", " *", "  *"]
