@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..graph.core import Operation, Region, Value
-from ..graph.dtypes import f32, f64
 from ..graph.kernel.bodies import cost, interpret, trace
 from ..graph.location import fuse
 from ..graph.lowerings.builder import KernelBuilder, dtype_of, tensor_type
@@ -26,6 +25,7 @@ from ..graph.types import TensorType
 from .base import Pass
 from .fuse_kernels import kernel_blocks
 from .join_maps import MAX_OPERATIONS, MAX_TENSORS, is_before
+from .join_reductions import element, finished, is_late, is_reduction, is_whole, join_reductions
 
 if TYPE_CHECKING:
     from ..graph.module import Module
@@ -55,6 +55,9 @@ class FuseRows(Pass):
                         group = _group(op)
                         if group is not None:
                             group.replace(module, context)
+                for op in list(block):
+                    if op.parent is not None and context.may_apply and is_reduction(op, ("sum", "mean")):
+                        join_reductions(op, module, context)
         return context.applications > before
 
 
@@ -120,7 +123,7 @@ class _Group:
 
     def _take_sum(self) -> bool:
         for value in (*self.op.results, *self.operands):
-            if not _is_whole(value, self.whole):
+            if not is_whole(value, self.whole):
                 continue
             for user in value.users:
                 if user not in self.sums and self._is_sum(user):
@@ -132,15 +135,15 @@ class _Group:
 
     def _is_sum(self, op: Operation) -> bool:
         """Whether `op` adds up all rows of what is here anyway, or of it with what the map makes."""
-        if not _is_reduction(op, ("sum",)) or op.parent is not self.op.parent or "epilogue" in op.regions:
+        if not is_reduction(op, ("sum",)) or op.parent is not self.op.parent or "epilogue" in op.regions:
             return False
-        if tuple(op.attr("axes")) != self.others or not any(_is_whole(v, self.whole) for v in op.operand_values):
+        if tuple(op.attr("axes")) != self.others or not any(is_whole(v, self.whole) for v in op.operand_values):
             return False
         new = [v for v in op.operand_values if v not in self.operands and v not in self.op.results]
         is_made = any(value in self.op.results for value in op.operand_values)
-        if any(_is_whole(value, self.whole) for value in new) and not is_made:
+        if any(is_whole(value, self.whole) for value in new) and not is_made:
             return False
-        there = all(v.producer is None or not _is_late(v.producer, self.op) for v in new)
+        there = all(v.producer is None or not is_late(v.producer, self.op) for v in new)
         return there and not any(is_before(user, self.op) for user in op.result.users)
 
     def _take_map(self) -> bool:
@@ -148,7 +151,7 @@ class _Group:
             inner = value.producer
             if inner is None or inner.name != "kernel.map" or len(inner.results) != 1:
                 continue
-            if inner.parent is not self.op.parent or not _is_whole(value, self.whole):
+            if inner.parent is not self.op.parent or not is_whole(value, self.whole):
                 continue
             users = set(value.users)
             is_repeated = bool(users & set(self.totals)) and len(users) > 1
@@ -196,29 +199,20 @@ class _Group:
     def _elements(self, s: Any, known: dict[Any, Any]) -> list[Any]:
         """What is added up for each total."""
         self._map(s, self.maps, known)
-        return [_element(s, total, known) for total in self.totals]
+        return [element(s, total, known) for total in self.totals]
 
     def _made(self, s: Any, known: dict[Any, Any], results: Sequence[Value]) -> list[Any]:
         """The elements of the results, then what is added to each sum; `known` has totals by their reductions."""
         self._map(s, self.maps, known)
         for total in self.totals:
-            known[total.result] = known[total]
-            if "epilogue" in total.regions:
-                extras = [known[value] for value in total.operand_values[int(total.attr("sources")) :]]
-                [known[total.result]] = interpret(total.regions["epilogue"].block, s, [known[total], *extras])
+            known[total.result] = finished(s, total, known)
         self._map(s, [*self.between, self.op], known)
-        return [*(known[result] for result in results), *(_element(s, each, known) for each in self.sums)]
+        return [*(known[result] for result in results), *(element(s, each, known) for each in self.sums)]
 
     def _map(self, s: Any, maps: Sequence[Operation], known: dict[Any, Any]) -> None:
         for op in maps:
             made = interpret(op.regions["body"].block, s, [known[value] for value in op.operand_values])
             known.update(zip(op.results, made, strict=True))
-
-
-def _element(s: Any, op: Operation, known: dict[Any, Any]) -> Any:
-    """The element that a reduction combines."""
-    sources = [known[value] for value in op.operand_values[: int(op.attr("sources"))]]
-    return interpret(op.regions["prologue"].block, s, sources)[0] if "prologue" in op.regions else sources[0]
 
 
 def _length(op: Operation) -> int:
@@ -255,7 +249,7 @@ def _reached(op: Operation, whole: TensorType) -> tuple[list[Operation], list[Op
     """The reductions of rows that a map reads, perhaps through maps of what are single numbers of a row, and those
     maps, each in the order of the block."""
     found: dict[Operation, None] = {}
-    waiting = [value for value in op.operand_values if not _is_whole(value, whole)]
+    waiting = [value for value in op.operand_values if not is_whole(value, whole)]
     while waiting:
         producer = waiting.pop().producer
         if producer is None or producer.parent is not op.parent or producer in found:
@@ -283,30 +277,17 @@ def _follows(op: Operation, others: Sequence[Operation]) -> bool:
 
 def _shares(total: Operation, op: Operation, whole: TensorType) -> bool:
     """Whether a total is of a tensor that the map reads, too."""
-    read = {value for value in op.operand_values if _is_whole(value, whole)}
+    read = {value for value in op.operand_values if is_whole(value, whole)}
     return bool(read & set(total.operand_values[: int(total.attr("sources"))]))
 
 
 def _is_total(op: Operation, whole: TensorType) -> bool:
     """Whether `op` makes a number for each row of tensors of the shape `whole`; a batch is no row."""
-    if not _is_reduction(op, ("sum", "mean")) or not op.attr("keepdims"):
+    if not is_reduction(op, ("sum", "mean")) or not op.attr("keepdims"):
         return False
     sources = op.operand_values[: int(op.attr("sources"))]
     shape, axes = whole.shape or (), tuple(op.attr("axes"))
-    if not any(_is_whole(value, whole) for value in sources) or not axes or 0 in axes:
+    if not any(is_whole(value, whole) for value in sources) or not axes or 0 in axes:
         return False
     sizes = [shape[axis] for axis in axes]
     return not all(isinstance(size, int) for size in sizes) or math.prod(sizes) < LONGEST
-
-
-def _is_reduction(op: Operation, kinds: Sequence[str]) -> bool:
-    return op.name == "kernel.reduce" and op.attr("kind") in kinds and dtype_of(op.result) in (f32, f64)
-
-
-def _is_whole(value: Value, whole: TensorType) -> bool:
-    return isinstance(value.type, TensorType) and value.type.shape == whole.shape
-
-
-def _is_late(producer: Operation, op: Operation) -> bool:
-    """Whether `producer` comes after `op` in its block."""
-    return producer.parent is op.parent and not producer.is_before(op)

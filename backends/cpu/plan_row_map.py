@@ -41,9 +41,9 @@ _LONG = 1 << 15
 def plan_row_map(planner: Planner, op: Operation) -> None:
     """One kernel where rows allow it."""
     work = _Work(planner, op)
-    rows = work.rows
-    is_long = work.elements >= _LONG
-    if is_long or (rows.along == "column" and work.sums):
+    if not work.results and not work.sums:
+        work.totals_alone()
+    elif work.elements >= _LONG or (work.rows.along == "column" and work.sums):
         work.apart()
     else:
         work.together()
@@ -155,37 +155,54 @@ class _Work:
             target = self.sums[index]
             shape = (units, *rows.row)
             result = target.seen(Strided(shape, (0, *strides), target.layout.offset))
-            self._reduce("sum", view.dtype, Function(None, None), shape, [0], [view], result)
+            self._sum(view.dtype, Function(None, None), shape, [0], [view], result)
 
     def _start(self, start: Block | None) -> Body | None:
         """What is computed once for each row: for the elements, then the numbers that are results."""
         found = [body_of(block) for block in (start, self._region_of_numbers() if self.numbers else None) if block]
         return (lambda b, values: [each for body in found for each in body(b, values)]) if found else None
 
-    def _reduce(
-        self, kind: str, dtype: DType, prologue: Function, shape: Shape, axes: Sequence[int], sources: Sequence[View],
+    def _sum(
+        self, dtype: DType, prologue: Function, shape: Shape, axes: Sequence[int], sources: Sequence[View],
         result: View,
     ) -> None:  # fmt: skip
-        """`kind` is sum or mean."""
-        others, epilogue = [], Function(None, None)
-        if kind == "mean":
-            others = [self.planner.number(math.prod(shape[axis] for axis in axes), dtype).broadcast(shape)]
-            epilogue = mean_then(epilogue)
-        work = Reduction("sum", dtype, prologue, epilogue)
-        reduce_views(self.planner, self.op, work, shape, axes, sources, result, others)
+        work = Reduction("sum", (dtype,), prologue, Function(None, None))
+        reduce_views(self.planner, self.op, work, shape, axes, sources, [result], [])
 
     # ---- several kernels -----------------------------------------------------------------------------------------
 
+    def totals_alone(self) -> None:
+        """A reduction that has several results."""
+        fixed = [
+            over(view, self.shape, self.axes) for view, is_one in zip(self.sources, self.fixed, strict=False) if is_one
+        ]
+        block = self._region_of_numbers()
+        count, finish = len(result_dtypes(self.prologue)), body_of(block)
+
+        def epilogue(b: LoopBuilder, values: Sequence[Value]) -> Sequence[Any]:
+            return finish(b, [*values[count:], *values[:count]])
+
+        self._totals(self.numbers, fixed, Function(epilogue, signature(block)))
+
+    def _totals(self, results: Sequence[View], others: Sequence[View], epilogue: Function) -> None:
+        """What the epilogue makes of the totals (None: they themselves) and of the others."""
+        dtypes = tuple(result_dtypes(self.prologue))
+        others, means = list(others), tuple(self.op.attr("means"))
+        if means:
+            elements = self.planner.number(self.elements, dtypes[means[0]])
+            others.append(elements.broadcast(self.shape))
+            epilogue = mean_then(epilogue, len(dtypes), means)
+        prologue = Function(body_of(self.prologue), signature(self.prologue))
+        work = Reduction("sum", dtypes, prologue, epilogue)
+        reduce_views(self.planner, self.op, work, self.shape, self.axes, self.sources, results, others)
+
     def apart(self) -> None:
-        """Each total, then the map, then each sum."""
+        """The totals, then the map, then each sum."""
         planner = self.planner
         kept = tuple(1 if axis in self.axes else size for axis, size in enumerate(self.shape))
-        totals = []
-        for index, dtype in enumerate(result_dtypes(self.prologue)):
-            total = over(planner.allocate(kept, dtype), self.shape, self.axes)
-            kind = "mean" if index in self.op.attr("means") else "sum"
-            self._reduce(kind, dtype, self._part("prologue", index), self.shape, self.axes, self.sources, total)
-            totals.append(total)
+        dtypes = result_dtypes(self.prologue)
+        totals = [over(planner.allocate(kept, dtype), self.shape, self.axes) for dtype in dtypes]
+        self._totals(totals, [], Function(None, None))
         given, count = [*self.sources, *totals], len(self.results)
         self._map(picked(self.body, range(count), range(len(given))), given, self.results)
         fixed = [view for view, is_one in zip(given, self.fixed, strict=True) if is_one]
@@ -193,7 +210,7 @@ class _Work:
         self._map(self._region_of_numbers(), *first)
         for index, result in enumerate(self.sums):
             part = self._part("body", count + len(self.numbers) + index)
-            self._reduce("sum", result.dtype, part, self.shape, self.others, given, result)
+            self._sum(result.dtype, part, self.shape, self.others, given, result)
 
     def _map(self, block: Block, sources: Sequence[View], targets: Sequence[View]) -> None:
         if targets:

@@ -13,6 +13,7 @@ from ...graph.kernel.bodies import signature
 from ...graph.kernel.kernel_base import epilogue_of, extras_of
 from ...graph.kernel.scalar_emitter import computed_in
 from ...graph.kernel.strided import Shape, Strided, broadcast_shapes
+from ...graph.types import ScalarType, VectorType
 from .kernels.reduce import Reduce, Total, build_reduce, piece_length, reduce_arguments, reduce_units
 from .kernels.rows import (
     RowFunction,
@@ -124,14 +125,16 @@ def plan_reduce(planner: Planner, op: Operation) -> None:
         elements = math.prod(shape[axis] for axis in axes)
         others.append(planner.number(elements, dtype).broadcast(shape))
         epilogue = mean_then(epilogue)
-    work = Reduction(_COMBINE[op.attr("kind")], dtype, _prologue(op), epilogue)
-    reduce_views(planner, op, work, shape, axes, sources, result, others)
+    work = Reduction(_COMBINE[op.attr("kind")], (dtype,), _prologue(op), epilogue)
+    reduce_views(planner, op, work, shape, axes, sources, [result], others)
 
 
 @dataclass(frozen=True)
 class Reduction:
+    """A total of each of `dtypes`, of what the prologue makes of the sources, and what the epilogue makes of all."""
+
     combine: str
-    dtype: DType
+    dtypes: tuple[DType, ...]
     prologue: Function
     epilogue: Function
 
@@ -143,12 +146,12 @@ def reduce_views(
     shape: Shape,
     axes: Sequence[int],
     sources: Sequence[View],
-    result: View,
+    results: Sequence[View],
     others: Sequence[View],
 ) -> None:
-    """Reduce views over `shape`; the result and the others have stride 0 along `axes`."""
+    """Reduce views over `shape`; the results and the others have stride 0 along `axes`."""
     main = next((view for view in sources if 0 not in view.strides), sources[0])
-    tensors = [*sources, result, *others]
+    tensors = [*sources, *results, *others]
     rows = split_rows(shape, axes, [main.strides, *(view.strides for view in tensors)])
     piece = piece_length(rows.along, rows.outer, rows.row)
     count = len(sources)
@@ -156,18 +159,20 @@ def reduce_views(
         piece = int(piece)
         pieces = -(-rows.row[0] // piece)
         outer = rows.outer
-        partial = planner.allocate((pieces, *outer), work.dtype)
-        stage = Rows(outer, rows.row, [*rows.outer_strides[: count + 1], partial.strides[1:]],
-                     [*rows.row_strides[: count + 1], (0,) * len(rows.row)], rows.along)  # fmt: skip
-        first = Reduction(work.combine, work.dtype, work.prologue, Function(None, None))
-        _emit(planner, op, first, stage, sources, partial, [], piece, partial.strides[0])
+        partial = [planner.allocate((pieces, *outer), dtype) for dtype in work.dtypes]
+        none = (0,) * len(rows.row)
+        stage = Rows(outer, rows.row, [*rows.outer_strides[: count + 1], *(part.strides[1:] for part in partial)],
+                     [*rows.row_strides[: count + 1], *(none for _ in partial)], rows.along)  # fmt: skip
+        first = Reduction(work.combine, work.dtypes, work.prologue, Function(None, None))
+        _emit(planner, op, first, stage, sources, partial, [], piece, partial[0].strides[0])
         # What is left: rows of pieces, everything else over the outer dims as they were joined.
         columns = rows.outer_strides[count + 1 :]
-        seen = [_flat(view, outer, strides) for view, strides in zip((result, *others), columns, strict=True)]
-        second = Reduction(work.combine, work.dtype, Function(None, None), work.epilogue)
-        reduce_views(planner, op, second, (pieces, *outer), [0], [partial], seen[0], seen[1:])
+        seen = [_flat(view, outer, strides) for view, strides in zip((*results, *others), columns, strict=True)]
+        second = Reduction(work.combine, work.dtypes, Function(None, None), work.epilogue)
+        split = len(results)
+        reduce_views(planner, op, second, (pieces, *outer), [0], partial, seen[:split], seen[split:])
         return
-    _emit(planner, op, work, rows, sources, result, others, 0, 0)
+    _emit(planner, op, work, rows, sources, results, others, 0, 0)
 
 
 def _flat(view: View, outer: Shape, strides: Sequence[int]) -> View:
@@ -181,29 +186,30 @@ def _emit(
     work: Reduction,
     rows: Rows,
     sources: Sequence[View],
-    result: View,
+    results: Sequence[View],
     others: Sequence[View],
     piece: int,
     piece_stride: int,
 ) -> None:
-    count = len(sources)
-    tensors = [*sources, result, *others]
+    count, behind = len(sources), len(sources) + len(results)
+    tensors = [*sources, *results, *others]
     static = all(planner.is_static(value) for value in (*op.results, *op.operand_values))
     views = rows.views([view.dtype for view in tensors], static)
+    seen = [TensorView(view.dtype, view.outer) for view in views]
     kernel = Reduce(
         sizes_of(rows.outer, static), sizes_of(rows.row, static), tuple(views[:count]),
-        (Total(work.combine, work.dtype),), (TensorView(result.dtype, views[count].outer),),
-        tuple(TensorView(view.dtype, view.outer) for view in views[count + 1 :]), work.prologue.body,
-        work.epilogue.body, rows.along, piece,
+        tuple(Total(work.combine, dtype) for dtype in work.dtypes), tuple(seen[count:behind]), tuple(seen[behind:]),
+        work.prologue.body, work.epilogue.body, rows.along, piece,
     )  # fmt: skip
     name = f"reduce_{work.combine}_{'x'.join(map(str, rows.row))}"
     key = ("reduce", kernel.outer, kernel.row, kernel.operands, kernel.totals, kernel.results, kernel.others,
            kernel.along, piece, work.prologue.key, work.epilogue.key)  # fmt: skip
     machine = planner.machine
     compiled = planner.library.get(key, lambda name: build_reduce(name, kernel, machine), name)
-    names = [*(f"x{i}" for i in range(count)), "y0", *(f"o{i}" for i in range(len(others)))]
+    groups = zip("xyo", (sources, results, others), strict=True)
+    names = [f"{kind}{index}" for kind, group in groups for index in range(len(group))]
     given = arguments_of(planner, rows, names, tensors)
-    given |= {"piece": piece, "y0_piece": piece_stride}
+    given |= {"piece": piece, **{f"y{index}_piece": piece_stride for index in range(len(results))}}
     units = reduce_units(kernel, machine, rows.outer, rows.row, piece) if 0 not in rows.outer else 0
     planner.call(compiled, reduce_arguments(kernel), given, units, 2.0 * rows.row_length * math.prod(rows.outer))
 
@@ -218,15 +224,18 @@ def over(view: View, shape: Shape, axes: Sequence[int]) -> View:
     return view.seen(Strided(shape, tuple(strides), view.layout.offset))
 
 
-def mean_then(epilogue: Function) -> Function:
-    """Divide by the last of the other operands, then go on."""
+def mean_then(epilogue: Function, totals: int = 1, means: Sequence[int] = (0,)) -> Function:
+    """Divide those of the totals whose numbers are in `means` by the last of the other operands, then go on."""
 
     def body(b: LoopBuilder, values: Sequence[Value]) -> Sequence[Any]:
-        total, *others, elements = values
-        mean = b.div(total, elements)
-        return [mean] if epilogue.body is None else epilogue.body(b, [mean, *others])
+        *given, elements = values
+        for index in means:
+            total = given[index]
+            assert isinstance(total.type, ScalarType | VectorType)
+            given[index] = b.div(total, b.cast(elements, total.type.dtype))
+        return given[:totals] if epilogue.body is None else epilogue.body(b, given)
 
-    return Function(body, ("mean", epilogue.key))
+    return Function(body, ("mean", totals, tuple(means), epilogue.key))
 
 
 def sizes_of(numbers: Sequence[int], static: bool) -> tuple[int | None, ...]:

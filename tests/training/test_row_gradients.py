@@ -207,3 +207,64 @@ def test_a_chain_of_totals_is_several_kernels() -> None:
     np.testing.assert_allclose(
         tilewright.compile(b.build(), target="cpu").run({"x": x_array})["y"], expected, atol=1e-5
     )
+
+
+# ---- several reductions of one tensor --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6, 7), (70, 3), (3, 2, 9000)], ids=str)
+def test_batch_norm(shape: tuple[int, ...]) -> None:
+    """The adjoints of scale and bias are sums of one pass; a long one is cut into pieces."""
+    feeds = {"x": normal(*shape), "scale": normal(shape[1]), "bias": normal(shape[1], seed=1)}
+
+    def function(b: Any, x: Any, scale: Any, bias: Any) -> Any:
+        running = [b.const(np.full(shape[1], value, scale.dtype.numpy)) for value in (0.0, 1.0)]
+        return b.batch_normalization(x, scale, bias, *running, training_mode=1, outputs=3)[0]
+
+    module = check(function, feeds)
+    [op] = kernels(module)
+    assert (op.attr("numbers"), len(op.results)) == (2, 2)
+    check(function, feeds, dtype=np.float64)
+    check(function, feeds, dims={"x": ("n", *shape[1:])})
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (0, 2), (1, 2)])
+@pytest.mark.parametrize("shape", [(5, 7, 9), (70, 2, 130), (2, 300, 40)], ids=str)
+@pytest.mark.parametrize("is_open", [False, True])
+def test_reductions_side_by_side(axes: tuple[int, ...], shape: tuple[int, ...], is_open: bool) -> None:
+    """Sums and means of one tensor and of others like it, with something done to them after."""
+    b = Builder("case")
+    dims: Any = ("n", "m", "k") if is_open else shape
+    x, y, z = b.input("x", f32[dims]), b.input("y", f32[dims]), b.input("z", f32[dims[2]])
+    along = np.array(axes)
+    b.output(b.reduce_sum(x, along, keepdims=0), "sum")
+    b.output(b.sqrt(b.add(b.reduce_mean(b.mul(x, x), along, keepdims=1), 0.5)), "root")
+    b.output(b.reduce_mean(b.mul(b.mul(x, y), z), along, keepdims=0), "product")
+    b.output(b.reduce_max(x, along, keepdims=0), "greatest")
+    executable = tilewright.compile(b.build(), target="cpu")
+    [op] = kernels(executable.module)
+    assert (op.attr("numbers"), op.attr("means")) == (3, (1, 2))
+    assert len(kernels(executable.module, "kernel.reduce")) == 1
+    sizes = tuple(1 if is_open and size == 2 else size for size in shape)
+    names = {"x": sizes, "y": sizes, "z": sizes[2:]}
+    feeds = {name: normal(*size, seed=ord(name)).astype(np.float32) for name, size in names.items()}
+    found = executable.run(feeds)
+    xs, ys, zs = (array.astype(np.float64) for array in feeds.values())
+    np.testing.assert_allclose(found["sum"], xs.sum(axis=axes), atol=1e-4)
+    np.testing.assert_allclose(found["root"], np.sqrt((xs * xs).mean(axis=axes, keepdims=True) + 0.5), rtol=1e-5)
+    np.testing.assert_allclose(found["product"], (xs * ys * zs).mean(axis=axes), atol=1e-5)
+    assert np.array_equal(found["greatest"], feeds["x"].max(axis=axes))
+
+
+def test_a_reduction_of_what_another_makes_is_not_joined() -> None:
+    b = Builder("case")
+    x = b.input("x", f32[6, 50])
+    mean = b.reduce_mean(x, np.array([0]), keepdims=1)
+    centred = b.sub(x, mean)
+    b.output(b.reduce_sum(b.mul(centred, centred), np.array([0]), keepdims=1), "y")
+    b.output(mean, "mean")
+    executable = tilewright.compile(b.build(), target="cpu")
+    assert not kernels(executable.module)
+    x_array = normal(6, 50).astype(np.float32)
+    expected = ((x_array - x_array.mean(axis=0)) ** 2).sum(axis=0, keepdims=True)
+    np.testing.assert_allclose(executable.run({"x": x_array})["y"], expected, rtol=1e-5)
