@@ -16,7 +16,7 @@ from ..graph.diagnostics import TypeInferenceError
 from ..graph.dims import Dim
 from ..graph.ops.common import broadcast
 from .base import RulePass
-from .proofs import made_by, same_dims
+from .proofs import checks_nothing, made_by, same_dims
 from .rules import Match, OpRule, Replacement, Verdict
 
 BROADCASTING = (
@@ -51,8 +51,9 @@ def _position(m: Match) -> int | None:
     if any(shape is None for shape in shapes):
         return None
     for position, operand in enumerate(m.root.operands):
+        expand = made_by(operand, "expand")
         plain = m.shape(_unexpanded(operand))
-        if plain is None:
+        if expand is None or plain is None or not checks_nothing(expand, m.inference):
             continue
         without = [*shapes[:position], plain, *shapes[position + 1 :]]
         if same_dims(_broadcast(m, shapes), _broadcast(m, without)):

@@ -25,7 +25,7 @@ from ..graph.core import Operation, Value
 from ..graph.dims import Dim
 from ..graph.types import TensorType
 from .base import RulePass
-from .proofs import inferred, ints, made_by, normalized, reshape_target, same_dims
+from .proofs import checks_nothing, inferred, ints, made_by, normalized, reshape_target, same_dims
 from .rules import Match, OpRule, Replacement, Verdict
 
 RESHAPING = ("reshape", "flatten", "squeeze", "unsqueeze")
@@ -39,6 +39,8 @@ class ConstantTarget(OpRule):
     def when(self, m: Match) -> Verdict:
         if m.data(m.root.operands[1]) is not None:
             return m.fail("the target is a constant already")
+        if not checks_nothing(m.root, m.inference):
+            return m.fail("only a run shows whether the target fits", m.root)
         return _target_of(m) is not None or m.fail("the target has more than one open element", m.root)
 
     def build(self, b: OpBuilder, m: Match) -> Replacement:
@@ -75,6 +77,8 @@ class ReshapeOfReshape(OpRule):
             return m.fail("its operand is not reshaped", m.root)
         if _result_shape(m) is None or m.shape(inner.operands[0]) is None:
             return m.fail("a rank is not known", m.value)
+        if not (checks_nothing(m.root, m.inference) and checks_nothing(inner, m.inference)):
+            return m.fail("only a run shows whether a target fits", m.root)
         if same_dims(m.shape(inner.operands[0]), _result_shape(m)):
             return True
         if inner.results[0].use_count != 1:

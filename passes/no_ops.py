@@ -17,7 +17,7 @@ import numpy as np
 from ..graph.builder import OpBuilder
 from ..graph.core import Value
 from .base import RulePass
-from .proofs import exact_constant, ints, is_everywhere, keeps_type, made_by, normalized, same_dims
+from .proofs import checks_nothing, exact_constant, ints, is_everywhere, keeps_type, made_by, normalized, same_dims
 from .rules import Match, OpRule, Verdict
 
 
@@ -60,6 +60,8 @@ class SameShape(_GivesOperandBack):
     root = ("reshape", "flatten", "squeeze", "unsqueeze", "expand")
 
     def when(self, m: Match) -> Verdict:
+        if not checks_nothing(m.root, m.inference):
+            return m.fail("only a run shows whether the target fits", m.root)
         return keeps_type(m, m.root.operands[0]) or m.fail("the shape is not known to stay", m.root.results[0])
 
 

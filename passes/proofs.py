@@ -85,6 +85,22 @@ def normalized(axes: Sequence[int], rank: int) -> list[int]:
     return [axis + rank if axis < 0 else axis for axis in axes]
 
 
+def checks_nothing(op: Operation, inference: InferenceContext) -> bool:
+    """Whether the target of a Reshape or an Expand is as inference takes it to be: each element follows from shapes and
+    constants, or provably is the dim of the result. One from elsewhere may contradict that in a run, which is
+    then an error that must stay. True of all other operations."""
+    if op.name not in ("reshape", "expand"):
+        return True
+    elements, result = inference.symbolic(op.operands[1]), inferred(op, inference)[0]
+    if elements is None or not isinstance(result, TensorType) or result.shape is None:
+        return False
+    dims = result.shape[max(0, len(result.shape) - elements.size) :]
+    return all(
+        isinstance(item, int) or bounds(item)[0] is not None or prove_equal(item, dim) is True
+        for item, dim in zip(elements.flat, dims, strict=False)
+    )
+
+
 def reshape_target(shape: Sequence[Dim], dims: Sequence[Dim], open_positions: Sequence[int] = ()) -> list[int] | None:
     """The constant operand with which Reshape makes a tensor of `shape` one of `dims`; None if there is none.
 

@@ -1,4 +1,4 @@
-"""Operators that pick and place by computed indices, and recurrent attention."""
+"""Operators that pick and place by computed indices, masks of attention, and recurrent attention."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import numpy as np
 
 from ..builder import OpBuilder
 from ..core import Operation, Value
+from ..dims import prove_equal
 from ..dtypes import f32
 from ..types import TensorType
-from .builder import data_of, dtype_of, is_native, rank_of
+from .builder import data_of, dtype_of, is_native, rank_of, shape_of, tensor_type
 from .expansions import expands
 
 # Steps of a recurrence that are written out; longer ones need a kernel of their own.
@@ -32,6 +33,11 @@ def hardmax(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
     if not is_native(x) or not dtype_of(x).is_float or not rank_of(x):
         return None
     axis = op.attr("axis") % rank_of(x)
+    along = shape_of(x)[axis]
+    if along == 0:
+        return [b.identity(x)]
+    if not isinstance(along, int):  # nothing has no greatest element: see what a run brings
+        return None
     best = b.argmax(x, axis=axis, keepdims=1)
     size = b.squeeze(b.shape(x, start=axis, end=axis + 1), _ints(0))
     places = b.range(np.array(0, np.int64), size, np.array(1, np.int64))
@@ -53,7 +59,52 @@ def reverse_sequence(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
     place = b.const(steps)
     mirrored = b.sub(b.sub(counts, b.const(np.array(1))), place)
     index = b.where(b.less(place, counts), mirrored, place)
+    # A length below zero is an error, as one beyond the last element is: no such place is there.
+    index = b.where(b.less(counts, b.const(np.array(0))), b.const(np.array(shape[time])), index)
     return [b.gather_elements(x, b.expand(index, _ints(*shape)), axis=time)]
+
+
+@expands("CenterCropPad")
+def center_crop_pad(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
+    """A slice and padding, half on either side; what is odd is at the end."""
+    x, target = op.operand_values
+    if not is_native(x) or not rank_of(x):
+        return None
+    chosen = op.attr("axes")
+    axes = _ints(*(axis % rank_of(x) for axis in (range(rank_of(x)) if chosen is None else chosen)))
+    sizes = b.gather(b.shape(x), axes, axis=0)
+    # The shape of something expanded to it: sizes below zero are an error.
+    wanted = b.shape(b.expand(b.const(np.array(0, np.int8)), b.cast(target, to=7)))
+    two, none = b.const(_ints(2)), b.const(_ints(0))
+    start = b.div(b.max(b.sub(sizes, wanted), none), two)
+    cut = b.slice(x, start, b.add(start, b.min(sizes, wanted)), axes)
+    more = b.max(b.sub(wanted, sizes), none)
+    before = b.div(more, two)
+    return [b.pad(cut, b.concat(before, b.sub(more, before), axis=0), None, axes)]
+
+
+@expands("Attention")
+def attention_with_mask(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
+    """The standard fills up a mask for fewer keys than there are. One for more keys is an error."""
+    mask, key, past = op.input(3), op.input(1), op.input(4)
+    if mask is None or key is None or op.attr("masking") != "standard" or not is_native(mask) or not rank_of(mask):
+        return None
+    length, last = rank_of(key) - 2, rank_of(mask) - 1
+    total = shape_of(key)[length] + (shape_of(past)[2] if past is not None else 0)
+    if prove_equal(shape_of(mask)[last], total) is True:
+        return None
+    keys = b.shape(key, start=length, end=length + 1)
+    if past is not None:
+        keys = b.add(keys, b.shape(past, start=2, end=3))
+    missing = b.sub(keys, b.shape(mask, start=last, end=last + 1))
+    fill = np.array(False if dtype_of(mask).name == "bool" else -np.inf).astype(dtype_of(mask).numpy)
+    others = [b.shape(mask, start=0, end=last)] if last else []
+    rest = b.expand(b.const(fill, dtype_of(mask)), b.concat(*others, missing, axis=0))
+    filled = tensor_type(mask).with_shape([*shape_of(mask)[:last], total])
+    whole = b.create("concat", [mask, rest], {"axis": last}, result_types=[filled]).result
+    operands = [*op.operands[:3], whole, *op.operands[4:]]
+    made = b.create(op.definition, operands, op.attributes, outputs=len(op.results), location=op.location)
+    return list(made.results)
 
 
 @expands("TensorScatter")
@@ -64,7 +115,8 @@ def tensor_scatter(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
     if whole is None or part is None or not is_native(cache) or (places is not None and not is_native(places)):
         return None
     axis = op.attr("axis", -2) % len(whole)
-    if axis == 0:
+    is_part = len(part) == len(whole) and all(a == axis or n == whole[a] for a, n in enumerate(part))
+    if axis == 0 or not is_part or (places is not None and _static(places) != whole[:1]):
         return None
     index = b.const(np.arange(part[axis]).reshape([-1 if a == axis else 1 for a in range(len(whole))]))
     if places is not None:

@@ -57,11 +57,14 @@ def lrn(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
         return None
     size, dtype = int(op.attr("size")), dtype_of(x).numpy
     before, after = (size - 1) // 2, size // 2
-    squares = b.reshape(b.mul(x, x), np.array([0, 0, -1]))
+    shape = b.shape(x)
+    # Nothing leaves -1 open, and 0 is a size.
+    flat = b.concat(b.shape(x, end=2), b.reduce_prod(b.shape(x, start=2)), axis=0)
+    squares = b.reshape(b.mul(x, x), flat, allowzero=1)
     pooled = b.average_pool(
         b.unsqueeze(squares, np.array([1])), kernel_shape=(size, 1), pads=(before, 0, after, 0), count_include_pad=1
     )
-    mean = b.reshape(b.squeeze(pooled, np.array([1])), b.shape(x))
+    mean = b.reshape(b.squeeze(pooled, np.array([1])), shape, allowzero=1)
     bias, alpha = (b.const(np.array(op.attr(name), dtype)) for name in ("bias", "alpha"))
     root = b.pow(b.add(bias, b.mul(alpha, mean)), b.const(np.array(op.attr("beta"), dtype)))
     return [b.div(x, root)]

@@ -44,10 +44,10 @@ class _Blocks:
         self.is_alike = not scale or scale == (1,)
         size = int(op.attr("block_size") or 0)
         self.block = 0 if self.is_alike else size
-        length = shape_of(self.x)[self.axis] if self.block else 0
-        self.fits = isinstance(length, int) and (not self.block or length % self.block == 0)
-        if not self.is_alike and not self.block and len(scale) != 1:
-            self.fits = False
+        self.fits = self.is_alike or (0 <= self.axis < self.rank and (bool(self.block) or len(scale) == 1))
+        if self.block and self.fits:
+            length = shape_of(self.x)[self.axis]
+            self.fits = isinstance(length, int) and length % self.block == 0
 
     def whole(self) -> Value:
         """x, its axis cut into blocks if there are some."""

@@ -138,6 +138,10 @@ class Attention(OpDefinition):
         total = k[2] if past is None else k[2] + past[2]
         if past is None and len(op.operands) > 4 and op.operands[4] is not None:
             total = context.fresh()
+        mask = shape_of(op, 3)
+        is_standard = op.attr("masking") == "standard"
+        if is_standard and mask and isinstance(mask[-1], int) and isinstance(total, int) and mask[-1] > total:
+            raise error("shape/attention", f"attention has a mask for {mask[-1]} keys, but {total} keys")
         return [
             _join_heads((q[0], q[1], q[2], v[3]), len(query) == 3),
             (k[0], k[1], total, k[3]),

@@ -70,12 +70,16 @@ REFUSED: list[tuple[str, dict[str, np.ndarray], dict[str, Any]]] = [
     *(("resize", {"x": IMAGE, "r": NOTHING, "e": NOTHING, "s": ints(1, 1, size, 1)}, {}) for size in (-1, MOST)),
     *(("range", {"a": np.array(0), "b": np.array(end), "c": np.array(step)}, {})
       for end, step in ((5, 0), (MOST, 1), (LEAST, -1))),
-    *(("reverse_sequence", {"x": X, "l": ints(0, 0, 0, length)}, {}) for length in (4, MOST)),
+    *(("reverse_sequence", {"x": X, "l": ints(0, 0, 0, length)}, {}) for length in (4, MOST, -1, LEAST)),
+    *(("center_crop_pad", {"x": X, "s": ints(*sizes)}, {}) for sizes in ((-1, 2), (2, LEAST), (MOST, 1))),
+    ("dequantize_linear", {"x": np.zeros((3, 4), np.uint8), "s": floats(4)}, {"axis": 7}),
     ("matmul", {"x": X, "z": floats(5, 2)}, {}), ("add", {"x": X, "z": floats(3, 5)}, {}),
     ("conv", {"x": floats(1, 4, 5, 5), "w": floats(2, 3, 3, 3)}, {}),
     ("concat", {"x": X, "z": floats(4, 5)}, {"axis": 0}),
     ("depth_to_space", {"x": floats(1, 3, 2, 2)}, {"blocksize": 2}),
     ("attention", {"q": floats(1, 2, 3, 4), "k": floats(1, 2, 5, 4), "v": floats(1, 2, 6, 4)}, {}),
+    *(("attention", {"q": floats(1, 2, 3, 4), "k": floats(1, 2, 5, 4), "v": floats(1, 2, 5, 4), "m": mask}, {})
+      for mask in (floats(3, 9), np.ones((1, 1, 3, 6), bool))),
 ]  # fmt: skip
 
 
@@ -105,6 +109,11 @@ DEFINED: list[tuple[str, dict[str, np.ndarray], dict[str, Any]]] = [
       for x in (WEIRD[None], floats(0, 3))),
     ("clip", {"x": WEIRD, "lo": np.array(2, np.float32), "hi": np.array(-1, np.float32)}, {}),
     ("attention", {"q": floats(1, 2, 0, 4), "k": floats(1, 2, 5, 4), "v": floats(1, 2, 5, 4)}, {}),
+    *(("attention", {"q": floats(1, 2, 3, 4), "k": floats(1, 2, 5, 4), "v": floats(1, 2, 5, 4), "m": mask}, {})
+      for mask in (floats(3, 4), np.ones((2, 1, 2), bool), floats(1))),
+    *(("center_crop_pad", {"x": floats(5, 4), "s": ints(*sizes)}, {}) for sizes in ((2, 9), (8, 3), (0, 1))),
+    *(("hardmax", {"x": floats(*shape)}, {}) for shape in ((3, 0), (0, 3), (2, 3))),
+    *(("lrn", {"x": floats(*shape)}, {"size": 3}) for shape in ((0, 3, 5, 5), (1, 3, 0, 2), (1, 4, 2, 3))),
 ]  # fmt: skip
 
 
@@ -120,6 +129,30 @@ def test_what_is_defined_has_the_value_of_the_reference(
         got = tilewright.compile(network, target="cpu", threads=2).run(feeds)["y0"]
         assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
         np.testing.assert_allclose(got.astype(np.float64), wanted.astype(np.float64), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("operator", "target"),
+    [
+        *(("expand", target) for target in ([2, 4], [5, 4], [-1, 4], [0, 4], [3, 0])),
+        *(("reshape", target) for target in ([13], [0], [-2], [5, 5], [2, -1, 7], [-1, -1], [0, 0, 2], [0, 0, 0])),
+    ],
+)
+@pytest.mark.parametrize("dims", [(3, 4), ("n", 4), ("n", "m")], ids=str)
+def test_a_target_that_contradicts_the_operand(operator: str, target: list[int], dims: tuple[int | str, ...]) -> None:
+    """Although it would be the only one that the operand allows, if the model were right."""
+    b = Builder("target")
+    x, sizes = b.input("x", f32[dims]), b.input("sizes", i64[len(target)])
+    y = getattr(b, operator)(x, sizes, **({"allowzero": 1} if target == [0] else {}))
+    b.output(b.relu(y), "y")
+    executable = tilewright.compile(b.build(), target="cpu")
+    with pytest.raises(ExecutionError):
+        executable.run({"x": X, "sizes": ints(*target)})
+    right = [3, 4] if len(target) == 2 else [12] if len(target) == 1 else [3, 2, 2]
+    if operator == "reshape" or len(target) == 2:
+        np.testing.assert_array_equal(
+            executable.run({"x": X, "sizes": ints(*right)})["y"], np.maximum(X, 0).reshape(right)
+        )
 
 
 def test_numbers_that_are_none() -> None:
