@@ -6,7 +6,8 @@
 PYTHON is the interpreter of another environment that has torch. Each side is a process of its own, which trains on
 the same batches from the same parameters; they take turns, and medians are compared. The first losses have to agree, so
 that it is the same work. PyTorch is used at its best: fused optimizers, channels-last images, and `torch.compile`
-besides eager where there is a C++ compiler.
+besides eager where it can run, for which it needs a C++ compiler; where it cannot, the table has gaps and what it said
+stands below.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ class Side:
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     peak_bytes: int = 0
+    before_bytes: int = 0
+    ready_s: float = 0.0
+    first_s: float = 0.0
+    failure: str = ""
 
     def start(self, threads: int) -> None:
         environment = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
@@ -69,7 +74,8 @@ class Side:
         if not line:
             self.process.wait()
             self.errors.seek(0)
-            raise SideError((self.errors.read().strip().splitlines() or ["it ended"])[-1])
+            lines = self.errors.read().strip().splitlines() or ["it ended"]
+            raise SideError(next((line for line in reversed(lines) if "Error" in line), lines[-1]))
         return json.loads(line)
 
     def steps(self, count: int) -> list[float]:
@@ -86,7 +92,7 @@ class Side:
 
     @property
     def median(self) -> float:
-        return statistics.median(self.seconds)
+        return statistics.median(self.seconds) if self.seconds else math.nan
 
 
 def write_inputs(task: Task, path: Path) -> None:
@@ -104,7 +110,7 @@ def write_inputs(task: Task, path: Path) -> None:
 def measure(
     name: str, threads: int, rounds: int, peer: str | None, modes: list[str], clock: str, path: Path
 ) -> list[Side]:
-    """Let all sides train in turn."""
+    """Let all sides train in turn. A peer's side that cannot has `failure` and no times."""
     task = TASKS[name]
     write_inputs(task, path)
     sides = [Side("tilewright", [sys.executable, str(HERE / "train_ours.py"), name, str(path), str(threads)], clock)]
@@ -112,16 +118,24 @@ def measure(
     for mode in modes:
         command = [peer, str(HERE / "train_peer.py"), *given, mode, task.optimizer, str(task.rate)]
         sides.append(Side(mode, command, clock))
-    counts = []
+    counts: dict[str, int] = {}
     for side in sides:
-        side.start(threads)
-        side.steps(COMPARED)
-        counts.append(max(1, min(200, int(TURN_SECONDS / statistics.median(side.steps(3))))))
+        try:
+            side.start(threads)
+            started = time.perf_counter()
+            side.steps(COMPARED)
+            side.first_s = time.perf_counter() - started
+            counts[side.name] = max(1, min(200, int(TURN_SECONDS / statistics.median(side.steps(3)))))
+        except SideError as error:
+            if side is sides[0]:
+                raise
+            side.failure = str(error)
+    at_work = [side for side in sides if not side.failure]
     for _ in range(rounds):
-        for side, count in zip(sides, counts, strict=True):
+        for side in at_work:
             # The first step meets what the others left in the caches.
-            side.seconds += side.steps(count + 1)[1:]
-    for side in sides:
+            side.seconds += side.steps(counts[side.name] + 1)[1:]
+    for side in at_work:
         side.end()
     return sides
 
@@ -158,8 +172,8 @@ def main(
     modes = ["eager", "compile"] if peer else []
     if "compile" in modes and not compiled:
         modes.remove("compile")
-    if "compile" in modes and not any(map(shutil.which, ("g++", "clang++", os.environ.get("CXX", "c++")))):
-        print("no C++ compiler is here, so torch.compile is left out")
+    if "compile" in modes and not shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")):
+        print("torch.compile cannot run: there is no g++ here, nor is another C++ compiler named by CXX")
         modes.remove("compile")
     clock = "processor_seconds" if processor_time else "seconds"
     names = [name for name in TASKS if not only or name.startswith(only)]
@@ -175,6 +189,10 @@ def main(
                     continue
                 row = [name, f"{1e3 * ours.median:.3f}"]
                 for side in peers:
+                    if side.failure:
+                        wrong.append(f"{name}: {side.name} could not run: {side.failure}")
+                        row += ["-", "-"]
+                        continue
                     ratio = side.median / ours.median
                     ratios[side.name].append(ratio)
                     row += [f"{1e3 * side.median:.3f}", f"{ratio:.2f}x"]
@@ -182,8 +200,16 @@ def main(
                         wrong.append(f"{name}: losses {ours.losses[:COMPARED]}, {side.name} {side.losses[:COMPARED]}")
                 row += [memory_of(side) for side in (ours, *peers)]
                 rows.append(row)
-                found += [facts(name, threads, side) for side in (ours, *peers)]
-            means = [["", f"{geometric_mean(ratios[mode]):.2f}x"] for mode in modes]
+                found += [facts(name, threads, side) for side in (ours, *peers) if not side.failure]
+                # A run that is cut short has told what it measured.
+                print(
+                    f"{name}, {threads} threads: {'; '.join(map(in_short, (ours, *peers)))}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                if json_path is not None:
+                    json_path.write_text(json.dumps(found, indent=1))
+            means = [["", f"{geometric_mean(ratios[mode]):.2f}x" if ratios[mode] else "-"] for mode in modes]
             rows.append(["geometric mean", "", *(cell for pair in means for cell in pair)])
             heads = [head for mode in modes for head in (mode, "ratio")]
             heads += [f"MB, {side}" for side in ("tilewright", *modes)]
@@ -191,8 +217,6 @@ def main(
                 f"training step, milliseconds, {threads} threads; memory at most (beyond imports and data)",
                 ["task", "tilewright", *heads], rows,
             )  # fmt: skip
-    if json_path is not None:
-        json_path.write_text(json.dumps(found, indent=1))
     for line in wrong:
         print(f"wrong: {line}")
     sys.exit(bool(wrong))
@@ -231,12 +255,21 @@ def facts(name: str, threads: int, side: Side) -> dict:
     }  # fmt: skip
 
 
+def in_short(side: Side) -> str:
+    """What a side of a task took, and how long it was until it could begin."""
+    if side.failure:
+        return f"{side.name} -"
+    return f"{side.name} {1e3 * side.median:.3f} ms (ready in {side.ready_s + side.first_s:.1f} s)"
+
+
 def memory_of(side: Side) -> str:
+    if side.failure:
+        return "-"
     return f"{side.peak_bytes / 1e6:.0f} ({(side.peak_bytes - side.before_bytes) / 1e6:.0f})"
 
 
 def geometric_mean(ratios: list[float]) -> float:
-    return math.exp(statistics.fmean(map(math.log, ratios))) if ratios else float("nan")
+    return math.exp(statistics.fmean(map(math.log, ratios)))
 
 
 if __name__ == "__main__":
