@@ -12,7 +12,8 @@ have products but no convolutions. `mode` says where the patches, the input unde
 A 1 x 1 kernel without pads needs no patches in either form: the image is the matrix. With several groups, products are
 batched, one for each; a depthwise convolution has no product to speak of: `implicit` makes it a sum of scaled slices.
 
-Everything is channels-last in between, so no size has to be known but the kernel's and the channels'.
+Everything is channels-last in between, so no size has to be known but the kernel's and the channels'. Filters that are
+constants are cut up here: no operation at run time has to do with them alone.
 
 Invariant: the window's pads are known (SAME_UPPER and SAME_LOWER with a stride need the size of the image).
 
@@ -38,6 +39,7 @@ import numpy as np
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
 from ..graph.dims import Dim, product
+from ..graph.infer import InferenceContext
 from .base import RulePass
 from .conv_geometry import Geometry, geometry_of
 from .rules import Match, OpRule, Verdict
@@ -66,9 +68,10 @@ class _ConvRule(OpRule):
     def build(self, b: OpBuilder, m: Match) -> Value:
         form = geometry_of(m.root)
         assert not isinstance(form, str)
-        return self.product(b, m.root, form)
+        x, w, bias = _operands(m.root)
+        return self.product(b, x, _Filters(b, w, form), bias, form)
 
-    def product(self, b: OpBuilder, op: Operation, form: Geometry) -> Value:
+    def product(self, b: OpBuilder, x: Value, filters: _Filters, bias: Value | None, form: Geometry) -> Value:
         raise NotImplementedError
 
 
@@ -80,26 +83,24 @@ class PointwiseToProduct(_ConvRule):
             return m.fail("the window is more than one element, or there are groups", m.root)
         return True
 
-    def product(self, b: OpBuilder, op: Operation, form: Geometry) -> Value:
-        x, w, bias = _operands(op)
+    def product(self, b: OpBuilder, x: Value, filters: _Filters, bias: Value | None, form: Geometry) -> Value:
         x = _strided(b, x, form, first_axis=2)
-        weights = b.reshape(w, np.array([form.filters, form.channels]))
+        weights = filters.rows()
         if _shape(x)[0] == 1:
-            addend = None if bias is None else b.unsqueeze(bias, np.array([1]))
+            addend = None if bias is None else _along_channels(b, bias, 1)
             result = b.gemm(weights, b.flatten(x, axis=2), addend)
         else:
             result = b.matmul(weights, _with_one_spatial_axis(b, x, form))
-            result = result if bias is None else b.add(result, b.unsqueeze(bias, np.array([1])))
+            result = result if bias is None else b.add(result, _along_channels(b, bias, 1))
         return _with_spatial_of(b, result, x, form)
 
 
 class ConvToPatches(_ConvRule):
     """conv(x, w) -> matmul(patches of x, w), the patches being gathered into one tensor"""
 
-    def product(self, b: OpBuilder, op: Operation, form: Geometry) -> Value:
+    def product(self, b: OpBuilder, x: Value, filters: _Filters, bias: Value | None, form: Geometry) -> Value:
         if form.is_pointwise:
-            return ConvToTaps().product(b, op, form)
-        x, w, bias = _operands(op)
+            return ConvToTaps().product(b, x, filters, bias, form)
         rank, grouped = form.rank, form.groups > 1
         patches = _channels_last(b, _padded(b, x, form), form)
         sizes = _shape(patches)[1 : 1 + rank]
@@ -111,16 +112,15 @@ class ConvToPatches(_ConvRule):
         groups = [channel - 1] if grouped else []
         patches = b.transpose(patches, perm=[0, *groups, *places, channel, *taps])
         patches = b.reshape(patches, np.array([0] * (1 + grouped + rank) + [form.taps * form.channels]))
-        return _finished(b, b.matmul(patches, _matrices(b, w, form, taps=True)), bias, form)
+        return _finished(b, b.matmul(patches, filters.matrices()), bias, form)
 
 
 class ConvToTaps(_ConvRule):
     """conv(x, w) -> the sum over the kernel's taps of matmul(slice of x, w of that tap)"""
 
-    def product(self, b: OpBuilder, op: Operation, form: Geometry) -> Value:
-        x, w, bias = _operands(op)
+    def product(self, b: OpBuilder, x: Value, filters: _Filters, bias: Value | None, form: Geometry) -> Value:
         if form.is_depthwise:
-            return self._depthwise(b, _padded(b, x, form), w, bias, form)
+            return self._depthwise(b, _padded(b, x, form), filters, bias, form)
         image = _channels_last(b, _padded(b, x, form), form)
         if form.groups > 1:
             rank = form.rank
@@ -128,17 +128,15 @@ class ConvToTaps(_ConvRule):
         first = 2 if form.groups > 1 else 1
         total: Value | None = None
         for place in itertools.product(*map(range, form.kernel)):
-            weights = _matrices(b, _tap(b, w, place), form, taps=False)
-            part = b.matmul(_strided(b, image, form, first, place), weights)
+            part = b.matmul(_strided(b, image, form, first, place), filters.matrices(place))
             total = part if total is None else b.add(total, part)
         assert total is not None
         return _finished(b, total, bias, form)
 
-    def _depthwise(self, b: OpBuilder, image: Value, w: Value, bias: Value | None, form: Geometry) -> Value:
-        total: Value | None = None if bias is None else b.reshape(bias, np.array([-1] + [1] * form.rank))
+    def _depthwise(self, b: OpBuilder, image: Value, filters: _Filters, bias: Value | None, form: Geometry) -> Value:
+        total: Value | None = None if bias is None else _along_channels(b, bias, form.rank)
         for place in itertools.product(*map(range, form.kernel)):
-            weights = b.reshape(_tap(b, w, place), np.array([form.groups] + [1] * form.rank))
-            part = b.mul(_strided(b, image, form, 2, place), weights)
+            part = b.mul(_strided(b, image, form, 2, place), filters.factors(place))
             total = part if total is None else b.add(part, total)
         assert total is not None
         return total
@@ -206,26 +204,76 @@ def _strided(b: OpBuilder, x: Value, form: Geometry, first_axis: int, place: tup
 # ---- weights and results ---------------------------------------------------------------------------------------------
 
 
-def _tap(b: OpBuilder, w: Value, place: tuple[int, ...]) -> Value:
-    """The weights of one tap: [filters, channels]."""
-    axes = np.arange(2, 2 + len(place))
-    if any(size != 1 for size in _shape(w)[2:]):
-        w = b.slice(w, np.array(place), np.array(place) + 1, axes)
-    tap: Value = b.squeeze(w, axes)
-    return tap
+class _Filters:
+    """The filters [groups * filters, channels, *kernel] in the forms that products take.
+
+    What is known when the rule runs becomes constants, so that nothing is left to do with it at run time; filters that
+    the model computes are cut up by operations.
+    """
+
+    def __init__(self, b: OpBuilder, value: Value, form: Geometry) -> None:
+        self.b, self.value, self.form = b, value, form
+        self.known = InferenceContext(b.symbols).constant(value)
+
+    def rows(self) -> Value:
+        """[filters, channels], for a window of one element."""
+        return self._arranged(self.value, self.known, (self.form.filters, self.form.channels))
+
+    def factors(self, place: tuple[int, ...]) -> Value:
+        """One number for each channel, for the tap at `place` of a depthwise convolution."""
+        return self._arranged(*self._tap(place), (self.form.groups, *[1] * self.form.rank))
+
+    def matrices(self, place: tuple[int, ...] | None = None) -> Value:
+        """[channels, filters] of the tap at `place`, or [channels * taps, filters] of all; one for each group, to be
+        broadcast over places."""
+        form = self.form
+        value, known = (self.value, self.known) if place is None else self._tap(place)
+        inner = form.channels * (form.taps if place is None else 1)
+        if form.groups == 1:
+            return self._arranged(value, known, (form.filters, inner), perm=(1, 0))
+        axes = tuple(range(1, form.rank))
+        return self._arranged(value, known, (form.groups, form.filters, inner), perm=(0, 2, 1), axes=axes)
+
+    def _tap(self, place: tuple[int, ...]) -> tuple[Value, np.ndarray | None]:
+        """[groups * filters, channels] of one tap."""
+        if self.known is not None:
+            known = self.known
+            for index in reversed(place):
+                known = known[..., index]
+            return self.value, known
+        axes = np.arange(2, 2 + len(place))
+        value = self.value
+        if any(size != 1 for size in _shape(value)[2:]):
+            value = self.b.slice(value, np.array(place), np.array(place) + 1, axes)
+        return self.b.squeeze(value, axes), None
+
+    def _arranged(
+        self,
+        value: Value,
+        known: np.ndarray | None,
+        shape: tuple[int, ...],
+        perm: tuple[int, ...] = (),
+        axes: tuple[int, ...] = (),
+    ) -> Value:
+        """Reshaped, transposed, and with new axes: in this order."""
+        b = self.b
+        if known is not None:
+            known = known.reshape(shape)
+            known = known.transpose(perm) if perm else known
+            known = np.expand_dims(known, axes) if axes else known
+            return b.const(np.ascontiguousarray(known))
+        value = b.reshape(value, np.array(shape))
+        value = b.transpose(value, perm=perm) if perm else value
+        return b.unsqueeze(value, np.array(axes)) if axes else value
 
 
-def _matrices(b: OpBuilder, w: Value, form: Geometry, taps: bool) -> Value:
-    """The weights as a matrix [channels (* taps), filters], or one for each group, to broadcast over places."""
-    inner = form.channels * (form.taps if taps else 1)
-    if form.groups == 1:
-        matrix: Value = b.transpose(b.reshape(w, np.array([form.filters, inner])), perm=[1, 0])
-        return matrix
-    split = b.transpose(b.reshape(w, np.array([form.groups, form.filters, inner])), perm=[0, 2, 1])
-    if form.rank > 1:
-        split = b.unsqueeze(split, np.arange(1, form.rank))
-    matrices: Value = split
-    return matrices
+def _along_channels(b: OpBuilder, bias: Value, rank: int) -> Value:
+    """The bias as [channels, 1, ...], to be added to [n, channels, *spatial]."""
+    known = InferenceContext(b.symbols).constant(bias)
+    if known is not None:
+        return b.const(known.reshape(-1, *[1] * rank))
+    column: Value = b.reshape(bias, np.array([-1] + [1] * rank))
+    return column
 
 
 def _finished(b: OpBuilder, y: Value, bias: Value | None, form: Geometry) -> Value:

@@ -110,6 +110,27 @@ def test_product_of_images_of_unknown_size(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["im2col", "implicit"])
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_left_to_do_with_filters_at_run_time(name: str, mode: str) -> None:
+    model, _ = model_of(CASES[name])
+    PassManager.parse(f"conv-to-gemm{{mode={mode}}},dce").run(model)
+    for op in model.walk():
+        if op.name not in ("const", "return"):
+            producers = [value.producer for value in op.operand_values]
+            assert any(producer is None or producer.name != "const" for producer in producers), op
+
+
+@pytest.mark.parametrize("mode", ["im2col", "implicit"])
+@pytest.mark.parametrize("name", ["all", "depthwise", "pads", "pointwise, groups", "1-d groups"])
+def test_filters_that_the_model_computes(name: str, mode: str) -> None:
+    case = CASES[name]
+    b = Builder()
+    x, w = b.input("x", f32[case.image]), b.input("w", f32[case.weights])
+    b.output(b.conv(x, w, **case.attributes), "y")
+    check(b.build(), {"x": _numbers(case.image, f32), "w": _numbers(case.weights, f32)}, mode)
+
+
+@pytest.mark.parametrize("mode", ["im2col", "implicit"])
 def test_double_precision(mode: str) -> None:
     check(*model_of(CASES["all"], dtype=f64), mode, rounding=1e-13)
 
