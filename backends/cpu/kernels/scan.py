@@ -2,7 +2,9 @@
 
 "row": lanes lie along the dim; each vector is summed up within by adding it to itself, shifted by 1, 2, 4, ... lanes,
 and the total of those before is added. "column": lanes lie along the last of the other dims, each with a running total
-of its own. A unit of work is a row, or some vectors of rows.
+of its own. That is kept in a register or, where results are contiguous and as wide as totals, read back from the result
+before: then many columns are done at once, and memory is read in order. A unit of work is a row, or some vectors of
+rows.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from ..machine import Machine
 from .strided import Along, Size, StridedBuilder, View, argument_names, extent_sizes, view_sizes, widest_of
 
 # Vectors of columns side by side, which lie together in memory; what they need is asked for so many steps ahead.
-_COLUMNS = 16
-_AHEAD = 4
+_COLUMNS, _AHEAD = 16, 4
+# The same where totals are read back, and how many of them are in the body of a loop.
+_WIDE, _NEXT, _UNROLLED = 64, 1, 8
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,14 @@ def _columns(kernel: Scan, machine: Machine) -> int:
     """Vectors of columns in a unit of work."""
     columns = kernel.outer[-1] if kernel.outer else 1
     lanes = machine.lanes(widest_of([kernel.x.dtype]))
-    return _COLUMNS if columns is None else max(1, min(_COLUMNS, -(-columns // lanes)))
+    most = _WIDE if _reads_back(kernel) else _COLUMNS
+    return most if columns is None else max(1, min(most, -(-columns // lanes)))
+
+
+def _reads_back(kernel: Scan) -> bool:
+    """Whether totals are read from the results before."""
+    is_exact = kernel.y.dtype is computed_in(kernel.x.dtype)
+    return is_exact and bool(kernel.outer) and kernel.x.outer[-1] == kernel.y.outer[-1] == 1
 
 
 def build_scan(name: str, kernel: Scan, machine: Machine) -> Module:
@@ -143,12 +153,49 @@ class _ScanBuilder(StridedBuilder):
         column = b.mul(b.rem(unit, blocks), width)
         indices = [*self.unravel(b.div(unit, blocks), self.outers[:-1]), column]
         rest = b.sub(self.size(self.outers[-1]), column)
+        if _reads_back(self.kernel):
+            self.sweep(indices, b.min(rest, width))
+            return
         masks = [b.tail_mask(b.index(b.sub(rest, v * self.lanes)), self.lanes) for v in range(self.width)]
         b.branch(
             b.le(width, rest),
             lambda: self.columns(indices, [None] * self.width),
             lambda: self.columns(indices, masks),
         )
+
+    def sweep(self, indices: Sequence[Operand], count: Operand) -> None:
+        """`count` contiguous columns: each row of results is the one before it and a row of operands."""
+        b, exclusive = self.b, self.kernel.exclusive
+        (x, y), strides = self.steps(indices)
+        start = b.constant(self.neutral, types.vector(self.dtype, self.lanes))
+        with b.loop(0, self.size("row0")) as row:
+            here = [b.add(place, b.mul(row, stride)) for place, stride in zip((x, y), strides, strict=True)]
+            source = b.sub(here[0], strides[0]) if exclusive else here[0]
+            before = b.sub(here[1], strides[1])
+
+            def vector(i: Operand, mask: Value | None, is_first: bool) -> None:
+                for name, place, stride in zip(("x0", "y0"), here, strides, strict=True):
+                    ahead = b.add(b.add(place, i), b.mul(_NEXT, stride))
+                    b.prefetch(b[name], ahead, writes=name == "y0")
+                if is_first and exclusive:
+                    b.store(start, b["y0"], b.add(here[1], i), mask)
+                    return
+                value = b.load(b["x0"], b.add(source, i), self.lanes, mask)
+                value = b.cast(value, self.dtype)
+                if not is_first:
+                    value = self.combined(b.load(b["y0"], b.add(before, i), self.lanes, mask), value)
+                b.store(value, b["y0"], b.add(here[1], i), mask)
+
+            def whole_row(is_first: bool) -> None:
+                step = self.lanes * min(_UNROLLED, self.width)
+                blocks = b.mul(b.div(count, step), step)
+                with b.loop(0, blocks, step) as i:
+                    for part in range(0, step, self.lanes):
+                        vector(b.add(i, part), None, is_first)
+                with b.loop(blocks, count, self.lanes) as i:
+                    vector(i, b.tail_mask(b.index(b.sub(count, i)), self.lanes), is_first)
+
+            b.branch(b.eq(row, 0), lambda: whole_row(True), lambda: whole_row(False))
 
     def columns(self, indices: Sequence[Operand], masks: Sequence[Value | None]) -> None:
         b, last = self.b, len(self.outers) - 1
