@@ -101,26 +101,46 @@ class _NonZeroBuilder(StridedBuilder):
     def positions(self) -> None:
         b = self.b
         chunks = b.max(b.div(b.add(self.size("size"), CHUNK - 1), CHUNK), 1)
-        found, place = b.alloc(i32, self.lanes), b.alloc(i64, 1)
         before = self.summed(0, b["begin"])
         total = b.add(before, self.summed(b["begin"], chunks))
-        b.store(before, place, 0)
         with b.when(b.eq(b["begin"], 0)):
             b.store(total, b["total"], 0)
-        with b.loop(b["begin"], b["end"]) as chunk:
-            begin, end = self.bounds(chunk)
-            with b.loop(begin, end, self.lanes) as i:
+        found = b.alloc(i32, self.lanes)
+        with b.loop(b["begin"], b["end"], 1, [before]) as state:
+            begin, end = self.bounds(state.index)
+            last = b.add(state[0], b.load(b["counts"], state.index))
+            end = b.select(b.eq(last, state[0]), begin, end)  # a chunk without any is not looked at again
+            with b.loop(begin, end, self.lanes, [state[0]]) as places:
+                i, at = places.index, places[0]
                 marks = self.marks(i, end)
-                with b.when(b.lt(0, b.reduce("max", marks))):
-                    b.store(marks, found, 0)
-                    with b.loop(0, b.min(self.lanes, b.sub(end, i))) as lane, b.when(b.ne(b.load(found, lane), 0)):
-                        self.write(b.add(i, lane), place, total)
 
-    def write(self, element: Value, place: Value, total: Operand) -> None:
-        """The position of an element along each dim."""
-        b = self.b
-        at = b.load(place, 0)
-        indices = self.unravel(element, [f"outer{axis}" for axis in range(self.kernel.rank)])
-        for axis, index in enumerate(indices):
-            b.store(b.index(index), b["y"], b.add(b.mul(axis, total), at))
-        b.store(b.add(at, 1), place, 0)
+                def write(i: Value = i, at: Value = at, marks: Value = marks, last: Value = last) -> list[Value]:
+                    b.store(marks, found, 0)
+                    return [self.write(i, b.min(self.lanes, b.sub(end, i)), found, (at, last, total))]
+
+                places.yields(b.branch(b.lt(0, b.reduce("max", marks)), write, lambda at=at: [at]))
+            state.yields([last])
+
+    def write(self, first: Value, count: Operand, found: Value, bounds: tuple[Value, Value, Value]) -> Value:
+        """The positions of the marked ones among `count` elements from `first` on; where the next ones go.
+
+        Each position is written where the next one that is marked goes, so that no branch depends on the marks.
+        """
+        b, (at, last, total) = self.b, bounds
+        extents = [f"outer{axis}" for axis in range(self.kernel.rank)]
+        start = [b.index(index) for index in self.unravel(first, extents)]
+        with b.loop(0, count, 1, [at, *start]) as state:
+            at, *indices = state.values
+            with b.when(b.lt(at, last)):
+                for axis, index in enumerate(indices):
+                    b.store(index, b["y"], b.add(b.mul(axis, total), at))
+            following = []
+            carry: Value = b.index(1)
+            for axis in reversed(range(len(indices))):
+                index = b.add(indices[axis], carry)
+                wraps = b.eq(index, self.size(extents[axis]))
+                following.append(b.select(wraps, 0, index) if axis else index)
+                carry = b.cast(wraps, i64)
+            state.yields([b.add(at, b.cast(b.load(found, state.index), i64)), *following[::-1]])
+        result: Value = state.results[0]
+        return result
