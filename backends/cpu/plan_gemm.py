@@ -40,7 +40,8 @@ _WORTH_TUNING = 1_000_000
 class Product:
     """Stacks of matrices as views of one batch: a [batch, m, k], b [batch, k, n], c and extras [batch, m, n].
 
-    `weight` is the constant behind b if that is one constant matrix, `static` says that m is the same in every run.
+    `weight` is the constant behind b if that is one constant matrix, or parts of one; `static` says that m is the same
+    in every run.
     """
 
     a: View
@@ -89,7 +90,7 @@ def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
     batch, m, n = product.c.shape[:-2], product.c.shape[-2], product.c.shape[-1]
     machine, dtype, b = planner.machine, product.c.dtype, product.b
     operands = _operands(product)
-    is_weight = product.weight is not None and b.layout.rank == 2
+    is_weight = product.weight is not None and b.layout.rank <= 3
     k = b.shape[-2] if is_weight else product.a.shape[-1]
     c_row, a_row, a_k = _row_stride(product.c), product.a.strides[-2], int(product.a.strides[-1])
     # A single row, as when text is generated word by word, has code of its own though the number of rows changes.
@@ -118,7 +119,8 @@ def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
     panels = _packed(planner, product, tiling)
     rows = [list(strides) for strides in space.strides]
     if panels is not None:
-        rows[1] = [0] * len(space.extents)
+        is_one = b.layout.rank == 2 or b.strides[0] == 0
+        rows[1] = [0 if is_one else panels.layout.size // b.shape[0]] * len(space.extents)
     name = f"gemm_{'m' if gemm.m is None else m}x{n}x{k}"
     block = None if op is None else epilogue_of(op)
     key = (replace(gemm, epilogue=Epilogue(operands)), tiling, None if block is None else signature(block))
@@ -217,14 +219,17 @@ def _epilogue(op: Operation | None, operands: tuple[EpilogueOperand, ...]) -> Ep
 
 
 def _packed(planner: Planner, product: Product, tiling: Tiling) -> View | None:
-    """The panels of a constant b, made once for all plans; None if it is not constant."""
-    if product.weight is None or product.b.layout.rank != 2:
-        return None
+    """The panels of a constant b (of all its parts, one behind the other), made once for all plans; None if it is not
+    constant."""
     view = product.b
-    array = view.storage.array
+    if product.weight is None or view.layout.rank > 3:
+        return None
+    array, layout = view.storage.array, view.layout
     assert array is not None
-    key = ("panels", product.weight, view.layout, tiling.columns)
-    panels = planner.shared.kept(key, lambda: packed_panels(_matrix(array, view.layout), tiling.columns))
+    if layout.rank == 3 and layout.strides[0] == 0:  # one matrix for a whole stack
+        layout = Strided(layout.shape[1:], layout.strides[1:], layout.offset)
+    key = ("panels", product.weight, layout, tiling.columns)
+    panels = planner.shared.kept(key, lambda: packed_panels(_matrix(array, layout), tiling.columns))
     return planner.constant(panels, view.dtype)
 
 

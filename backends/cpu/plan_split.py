@@ -49,9 +49,7 @@ def in_parts(product: Product, parts: int, partial: View) -> Product:
     a, b = product.a.layout, product.b.layout
     a_parts = Strided((parts, m, depth), (depth * a.strides[-1], *a.strides[-2:]), a.offset)
     b_parts = Strided((parts, depth, n), (depth * b.strides[-2], *b.strides[-2:]), b.offset)
-    return replace(
-        product, a=product.a.seen(a_parts), b=product.b.seen(b_parts), c=partial, extras=(), weight=None
-    )  # fmt: skip
+    return replace(product, a=product.a.seen(a_parts), b=product.b.seen(b_parts), c=partial, extras=())
 
 
 def add_parts(planner: Planner, op: Operation, product: Product, partial: View) -> None:

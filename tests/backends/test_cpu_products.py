@@ -57,6 +57,16 @@ def test_stacks() -> None:
     assert kernels_of((4, 60, 40), (4, 40, 1), (False, False), False, False, True) == ["dot_1"]
 
 
+@pytest.mark.parametrize("rows", [3, 20])
+def test_a_stack_whose_rows_do_not_follow_each_other_times_one_matrix(rows: int) -> None:
+    b = tilewright.Builder("stack")
+    x, w = random.integers(-4, 5, (5, 2 * rows, 40)).astype(np.float32), random.integers(-4, 5, (40, 70))
+    b.output(b.input("x", f32[x.shape])[:, :rows] @ w.astype(np.float32), "z")
+    executable = tilewright.compile(b.build(), target="cpu", threads=2)
+    assert np.array_equal(executable.run({"x": x})["z"], x[:, :rows] @ w)
+    assert list(executable.report()["kernels"]) == [f"gemm_{rows}x70x40"]
+
+
 def test_narrow_floats_of_any_depth_share_no_partial_sums() -> None:
     b = tilewright.Builder("narrow")
     b.output(b.input("x", f16["m", "k"]) @ b.input("y", f16["k", "n"]), "z")

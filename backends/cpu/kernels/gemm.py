@@ -14,8 +14,8 @@ needed, or read where it lies if few rows use it. A is read where it lies, or pa
 
 The weights of a network come from beyond the second-level cache, and a core can wait for a few lines at a time only. So
 each tile prefetches a part of the strip that comes next; on large products that is worth 15 to 30 percent. If all of B
-stays in that cache, tiles prefetch the rows of A for the tile that follows. Where there are few rows, tiles are several
-panels wide, and the memory decides.
+fits into that cache, tiles prefetch the rows of A for the tile that follows, too. Where there are few rows, tiles are
+several panels wide, and the memory decides.
 
 Rows of C are shared out evenly among tiles, so that 128 rows are ten tiles of 13 or 12 rather than nine of 14 and one
 of 2. Strides and sizes are numbers where they are known, and arguments of the kernel where they are not.
@@ -147,11 +147,10 @@ def choose_tiling(
     if not packed:
         direct = b_column == 1 and m is not None and m <= _DIRECT_ROWS and _stays(machine, b_k, depth, element)
         return replace(tiling, copy_b=False, ahead=_DIRECT_AHEAD) if direct else tiling
-    if n is not None and k is not None and n * k * element <= machine.l2 // 4:
-        return replace(tiling, fetch_a=True)
+    fetch_a = n is not None and k is not None and n * k * element <= machine.l2 // 4
     lines = -(-tiling.columns * dtype.bits // (8 * _LINE)) * tiling.unroll
     tiles = 4 if m is None else -(-min(m, block) // rows)
-    return replace(tiling, spread=-(-lines // tiles))
+    return replace(tiling, spread=-(-lines // tiles), fetch_a=fetch_a)
 
 
 def _stays(machine: Machine, b_k: Size, depth: int, element: int) -> bool:
