@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..dtypes import f32
 from ..infer import InferenceContext
 from .rules import Adjoint, Refusal, gradient_of, parts_of
 
@@ -206,6 +207,108 @@ def layer_normalization_parts(op: Operation, b: GradientBuilder) -> Sequence[Val
     inverse = b.reciprocal(b.sqrt(b.add(variance, op.attr("epsilon"))))
     scaled = b.mul(_in(b, b.mul(centered, inverse), x), scale)
     return [scaled if bias is None else b.add(scaled, bias), mean, inverse]
+
+
+@gradient_of("RMSNormalization")
+def rms_normalization(op: Operation, grads: Sequence[Value | None], b: GradientBuilder) -> Sequence[Adjoint]:
+    """dx = (d - xhat * mean(d xhat)) / root with d = g * scale (Zhang and Sennrich 2019)."""
+    x, scale = op.operand_values
+    axes = b.ints(range(op.attr("axis") % b.rank(x) - b.rank(x), 0))
+    wide = _stashed(b, op, x)
+    inverse = b.reciprocal(b.sqrt(b.add(b.reduce_mean(b.mul(wide, wide), axes, keepdims=1), op.attr("epsilon"))))
+    normal, grad = b.mul(wide, inverse), _in(b, _given(grads), wide)
+    to_x = None
+    if b.needs(x):
+        scaled = b.mul(grad, _in(b, scale, wide))
+        spread = b.mul(normal, b.reduce_mean(b.mul(scaled, normal), axes, keepdims=1))
+        to_x = _in(b, b.mul(b.sub(scaled, spread), inverse), x)
+    to_scale = _in(b, b.sum_to(b.mul(grad, normal), scale), scale) if b.needs(scale) else None
+    return [to_x, to_scale]
+
+
+@gradient_of("InstanceNormalization")
+def instance_normalization_gradient(
+    op: Operation, grads: Sequence[Value | None], b: GradientBuilder
+) -> Sequence[Adjoint]:
+    """As of a layer norm over each channel of each image; the sums that x needs give the others theirs."""
+    x, scale, bias = op.operand_values
+    grad, rank = _given(grads), b.rank(x)
+    axes, space = b.ints([0, *range(2, rank)]), b.ints(range(2, rank))
+    normal, inverse = _normal(b, x, space, op.attr("epsilon"))
+    sums = [b.reduce_sum(each, space, keepdims=1) for each in (grad, b.mul(grad, normal))]
+    to_x = None
+    if b.needs(x):
+        means = [b.div(each, _row_count(b, x, 2)) for each in sums]
+        factor = b.mul(_per_channel(b, _in(b, scale, x), rank), inverse)
+        to_x = b.mul(factor, b.sub(b.sub(grad, means[0]), b.mul(normal, means[1])))
+    to_bias, to_scale = (
+        _in(b, b.reduce_sum(each, axes, keepdims=0), like) if b.needs(like) else None
+        for each, like in zip(sums, (bias, scale), strict=True)
+    )
+    return [to_x, to_scale, to_bias]
+
+
+@gradient_of("GroupNormalization")
+def group_normalization(op: Operation, grads: Sequence[Value | None], b: GradientBuilder) -> Sequence[Adjoint] | None:
+    """As of a layer norm over each group, seen as [n, groups, channels of a group, space]; what a group sums up are
+    sums of its channels, which give scale and bias theirs, too. None if the number of channels is not known."""
+    x, scale, bias = op.operand_values
+    groups, channels = op.attr("num_groups"), b.known_shape(x)[1]
+    if not isinstance(channels, int):
+        return None
+    space = [size for size in b.known_shape(x)[2:] if isinstance(size, int)]
+    last = math.prod(space) if len(space) == b.rank(x) - 2 else -1
+    seen = b.ints([0, groups, channels // groups, last])
+    wide, grad = (b.reshape(_stashed(b, op, each), seen) for each in (x, _given(grads)))
+    factor = b.reshape(_in(b, scale, wide), b.ints([groups, channels // groups, 1]))
+    normal, inverse = _normal(b, wide, b.ints([2, 3]), op.attr("epsilon"))
+    sums = [b.reduce_sum(each, b.ints([3]), keepdims=1) for each in (grad, b.mul(grad, normal))]
+    to_bias, to_scale = (
+        _in(b, b.reshape(b.reduce_sum(each, b.ints([0, 3]), keepdims=0), b.ints([channels])), like)
+        if b.needs(like)
+        else None
+        for each, like in zip(sums, (bias, scale), strict=True)
+    )
+    if not b.needs(x):
+        return [None, to_scale, to_bias]
+    count = _row_count(b, wide, 2)
+    means = [b.div(b.reduce_sum(b.mul(each, factor), b.ints([2]), keepdims=1), count) for each in sums]
+    slope = b.sub(b.sub(b.mul(grad, factor), means[0]), b.mul(normal, means[1]))
+    return [_in(b, b.reshape_like(b.mul(slope, inverse), x), x), to_scale, to_bias]
+
+
+def _given(grads: Sequence[Value | None]) -> Value:
+    grad = grads[0]
+    assert grad is not None
+    return grad
+
+
+def _stashed(b: GradientBuilder, op: Operation, value: Value) -> Value:
+    """In the dtype that a norm computes with."""
+    from ..ops.common import dtype_attribute
+
+    stash = dtype_attribute(op, "stash_type", f32) or f32
+    result: Value = value if b.dtype(value) is stash else b.cast(value, to=stash)
+    return result
+
+
+def _normal(b: GradientBuilder, x: Value, axes: Value, epsilon: float) -> tuple[Value, Value]:
+    """x less its mean, over its standard deviation; and one over that."""
+    centered = b.sub(x, b.reduce_mean(x, axes, keepdims=1))
+    variance = b.reduce_mean(b.mul(centered, centered), axes, keepdims=1)
+    inverse = b.reciprocal(b.sqrt(b.add(variance, epsilon)))
+    return b.mul(centered, inverse), inverse
+
+
+def _row_count(b: GradientBuilder, x: Value, first: int) -> Value:
+    """How many elements the dims from `first` on have together, in the dtype of x."""
+    known = [size for size in b.known_shape(x)[first:] if isinstance(size, int)]
+    if len(known) == b.rank(x) - first:
+        number: Value = b.number(x, float(math.prod(known)))
+        return number
+    dims = b.create("shape", [x], {"start": first}).result
+    count: Value = b.cast(b.reduce_prod(dims, keepdims=0), to=b.dtype(x))
+    return count
 
 
 @parts_of("MeanVarianceNormalization")

@@ -110,6 +110,23 @@ def test_rms_norm(shape: tuple[int, ...]) -> None:
     check(lambda b, x, scale: b.rms_normalization(x, scale), {"x": normal(*shape), "scale": normal(shape[-1])}, sums=1)
 
 
+@pytest.mark.parametrize("shape", [(3, 4, 5, 6), (2, 3, 70)], ids=str)
+def test_instance_norm(shape: tuple[int, ...]) -> None:
+    feeds = {"x": normal(*shape), "scale": normal(shape[1]), "bias": normal(shape[1], seed=1)}
+    [op] = kernels(check(lambda b, x, scale, bias: b.instance_normalization(x, scale, bias), feeds))
+    assert (op.attr("numbers"), len(op.results)) == (2, 3)
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 5, 4), (2, 6, 70)], ids=str)
+def test_group_norm(shape: tuple[int, ...]) -> None:
+    """Sums of channels are found in one pass, those of groups follow."""
+    feeds = {"x": normal(*shape), "scale": normal(6), "bias": normal(6, seed=1)}
+    build: Any = lambda b, x, scale, bias: b.group_normalization(x, scale, bias, num_groups=2)  # noqa: E731
+    [op] = kernels(check(build, feeds))
+    assert (op.attr("numbers"), len(op.results)) == (2, 2)
+    check(build, feeds, dims={"x": ("n", *shape[1:])})
+
+
 def test_open_batch() -> None:
     feeds = {"x": normal(9, 37), "scale": normal(37), "bias": normal(37, seed=1)}
     build: Any = lambda b, x, scale, bias: b.layer_normalization(x, scale, bias, outputs=1)  # noqa: E731
