@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,11 +56,13 @@ WINDOWS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("together", [1, 2, 3])
 @pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS.keys())
-def test_windows(window: dict[str, Any], static: bool) -> None:
+def test_windows(window: dict[str, Any], static: bool, together: int) -> None:
+    """With one row of the window, or several at once where all of them lie inside."""
     case = FilterCase(channels=1, outputs=1, groups=11, images=2, gap=0 if static else 2, static=static, **window)
-    check(case, TINY)
+    check(case, replace(TINY, together=together))
 
 
 @pytest.mark.parametrize("parts", [2, 5])
@@ -72,4 +75,6 @@ def test_parts_of_the_places(parts: int) -> None:
 @pytest.mark.parametrize("channels", [3, 64, 149])
 def test_the_chosen_tiling(width: int, dtype: DType, channels: int) -> None:
     case = FilterCase((6, 12), 1, 1, (3, 3), pads=1, dtype=dtype, groups=channels, images=2)
-    check(case, depthwise_weight_tiling(case.kernel, machine_of_width(width), 144, 16), width, both=False)
+    tiling = depthwise_weight_tiling(case.kernel, machine_of_width(width), 144, 16)
+    assert tiling.together == 3
+    check(case, tiling, width, both=False)

@@ -1,8 +1,8 @@
 """The adjoint of a depthwise convolution's filters: vectors hold channels, each with sums of its own.
 
     work unit (part of the rows of places, block of channels)
-      rows of places, rows of the window that lie inside of x, vectors of channels
-        pixels that see all taps of a row: registers; those at the edges tap by tap
+      rows of places, rows of the window (several at once if all of them lie inside of x), vectors of channels
+        pixels that see all taps of those rows: registers; those at the edges column of taps by column
 
 Sums of a unit are kept in scratch memory as [taps, channels of a block], and put into the order of filters at the end.
 """
@@ -22,16 +22,17 @@ from .image import ImageEpilogue, Numbers, argument_names, argument_types, layou
 from .tile import Size
 
 # Vectors of channels of a unit, at most.
-VECTORS = 8
+VECTORS = 16
 
 
 @dataclass(frozen=True)
 class DepthwiseWeightTiling:
-    """`vectors` of `lanes` channels to a unit; places in `parts` parts."""
+    """`vectors` of `lanes` channels to a unit; places in `parts` parts; `together` rows of the window at once."""
 
     lanes: int
     vectors: int
     parts: int
+    together: int = 1
 
     @property
     def block(self) -> int:
@@ -43,7 +44,11 @@ def depthwise_weight_tiling(kernel: ConvWeight, machine: Machine, places: int, u
     lanes = machine.lanes(kernel.dtype)
     vectors = min(VECTORS, -(-kernel.groups // lanes))
     blocks = -(-kernel.groups // (lanes * vectors))
-    return DepthwiseWeightTiling(lanes, vectors, max(1, min(MOST_PARTS, units // blocks, places // LEAST_PLACES)))
+    parts = max(1, min(MOST_PARTS, units // blocks, places // LEAST_PLACES))
+    # Three quarters of the registers hold sums, so that each of the adjoint's numbers is loaded once for many products.
+    most = max(1, machine.registers * 3 // 4 // kernel.window.kernel[2])
+    rows = kernel.window.kernel[1]
+    return DepthwiseWeightTiling(lanes, vectors, parts, -(-rows // -(-rows // most)))
 
 
 def _sizes(kernel: ConvWeight) -> dict[str, Size]:
@@ -102,25 +107,57 @@ class _Builder:
     def row(self, number: Operand, first: Operand, count: Operand) -> None:
         """Add the products of a row of places."""
         b, n, kernel = self.b, self.n, self.kernel
-        window, before = kernel.window, kernel.before
+        window, together = kernel.window, self.tiling.together
         row, rest = b.rem(number, n["rows"]), b.div(number, n["rows"])
         plane, image = b.rem(rest, n["planes"]), b.div(rest, n["planes"])
         grad = b.view(b["grad"], n.offset("grad", image=image, plane=plane, row=row, channel=first))
-        with b.loop(0, window.kernel[0]) as deep, b.loop(0, window.kernel[1]) as high:
-            z, y = (
-                b.sub(b.add(b.mul(place, window.strides[axis]), b.mul(tap, window.dilations[axis])), before[axis])
-                for axis, place, tap in ((0, plane, deep), (1, row, high))
-            )
-            inside = b.and_(
-                b.and_(b.le(0, b.index(z)), b.lt(b.index(z), n["x_planes"])),
-                b.and_(b.le(0, b.index(y)), b.lt(b.index(y), n["x_rows"])),
-            )
-            with b.when(inside), b.loop(0, count, self.tiling.lanes) as channel:
-                x = b.view(b["x"], b.add(n.offset("x", image=image, plane=z, row=y, channel=first), channel))
-                tap = b.mul(b.add(b.mul(deep, window.kernel[1]), high), window.kernel[2] * self.tiling.block)
+
+        def seen(axis: int, place: Operand, tap: Operand) -> Operand:
+            """Where a tap looks for this place."""
+            start = b.mul(place, window.strides[axis])
+            found: Operand = b.sub(b.add(start, b.mul(tap, window.dilations[axis])), kernel.before[axis])
+            return found
+
+        # Where the rows lie that the next row of places needs for the first time.
+        below = seen(1, b.add(row, 1), window.kernel[1] - 1)
+        following = [
+            n.offset("grad", image=image, plane=plane, row=b.add(row, 1), channel=first),
+            n.offset("x", image=image, plane=plane, row=below, channel=first),
+        ]
+
+        def within(axis: int, low: Operand, high: Operand) -> Value:
+            extent = n["x_planes" if axis == 0 else "x_rows"]
+            return b.and_(b.le(0, b.index(low)), b.lt(b.index(high), extent))
+
+        def lines(deep: Operand, z: Operand, start: Operand, rows: int) -> None:
+            """Those rows of the window, from `start` on."""
+            with b.loop(0, count, self.tiling.lanes) as channel:
+                views = [
+                    b.view(b["x"], b.add(n.offset("x", image=image, plane=z, row=y, channel=first), channel))
+                    for y in (seen(1, row, b.add(start, tap)) for tap in range(rows))
+                ]
+                tap = b.mul(b.add(b.mul(deep, window.kernel[1]), start), window.kernel[2] * self.tiling.block)
                 sums = b.view(self.scratch, b.add(tap, channel))
-                rest_of = b.sub(count, channel)
-                self.line((x, b.view(grad, channel)), sums, rest_of)
+                ahead = [b.add(place, b.mul(channel, n["pixels"])) for place in following]
+                self.lines(views, b.view(grad, channel), sums, b.sub(count, channel), ahead)
+
+        def one_by_one(deep: Operand, z: Operand, start: int, rows: int) -> None:
+            with b.loop(start, start + rows) as high:
+                y = seen(1, row, high)
+                with b.when(within(1, y, y)):
+                    lines(deep, z, high, 1)
+
+        with b.loop(0, window.kernel[0]) as deep:
+            z = seen(0, plane, deep)
+            with b.when(within(0, z, z)):
+                for start in range(0, window.kernel[1], together):
+                    rows = min(together, window.kernel[1] - start)
+                    all_within = within(1, seen(1, row, start), seen(1, row, start + rows - 1))
+                    b.branch(
+                        all_within,
+                        lambda start=start, rows=rows: lines(deep, z, start, rows),
+                        lambda start=start, rows=rows: one_by_one(deep, z, start, rows) if rows > 1 else None,
+                    )
 
     def bounds(self, tap: int) -> tuple[Operand, Operand]:
         """The places of a row, from the first to the one behind the last, at which a tap sees a pixel of x."""
@@ -132,8 +169,10 @@ class _Builder:
         )
         return first, b.max(last, first)
 
-    def line(self, sources: tuple[Value, Value], sums: Value, count: Operand) -> None:
-        """Add the products of a row of places and a row of taps, for a vector of `count` channels."""
+    def lines(self, x: Sequence[Value], grad: Value, sums: Value, count: Operand, ahead: Sequence[Operand]) -> None:
+        """Add the products of a row of places and rows of taps, which see the rows x, for a vector of `count`
+        channels. Meanwhile lines from the places `ahead` on are asked for in their order: those of one vector of
+        channels lie too far apart for the processor to do so."""
         b, kernel, tiling = self.b, self.kernel, self.tiling
         lanes, width = tiling.lanes, kernel.window.kernel[2]
         is_whole = kernel.groups % lanes == 0
@@ -143,34 +182,35 @@ class _Builder:
         for first, last in bounds[1:]:
             begin, end = b.max(begin, first), b.min(end, last)
         end = b.max(end, begin)
-        totals = [b.load(sums, tap * tiling.block, lanes) for tap in range(width)]
-        taps = list(range(width))
-        totals = self.places(sources, (begin, end), taps, totals, mask)
+        totals = [b.load(sums, tap * tiling.block, lanes) for tap in range(len(x) * width)]
+        totals = self.places((x, grad), (begin, end), range(width), totals, mask, ahead)
         for tap, (first, last) in enumerate(bounds):
             for piece in ((first, b.max(b.min(begin, last), first)), (b.min(b.max(end, first), last), last)):
-                totals[tap : tap + 1] = self.places(sources, piece, [tap], totals[tap : tap + 1], mask)
+                totals[tap::width] = self.places((x, grad), piece, [tap], totals[tap::width], mask)
         for tap, total in enumerate(totals):
             b.store(total, sums, tap * tiling.block)
 
     def places(
         self,
-        sources: tuple[Value, Value],
+        sources: tuple[Sequence[Value], Value],
         bounds: tuple[Operand, Operand],
         taps: Sequence[int],
         totals: Sequence[Value],
         mask: Value | None,
+        ahead: Sequence[Operand] = (),
     ) -> list[Value]:
-        """The sums of `taps` after the places from the first of `bounds` to before the last."""
+        """The sums of `taps` of each row after the places from the first of `bounds` to before the last."""
         b, n, kernel, lanes = self.b, self.n, self.kernel, self.tiling.lanes
-        window, (x, grad) = kernel.window, sources
+        window, (rows, grad) = kernel.window, sources
         with b.loop(*bounds, 1, totals) as state:
+            for name, place in zip(("grad", "x"), ahead, strict=False):
+                b.prefetch(b[name], b.add(place, b.mul(state.index, lanes)))
             factor = b.load(grad, b.mul(state.index, n["grad_pixel"]), lanes, mask)
             left = b.sub(b.mul(state.index, window.strides[2]), kernel.before[2])
+            seen = [(x, b.mul(b.add(left, tap * window.dilations[2]), n["x_pixel"])) for x in rows for tap in taps]
             state.yields([
-                b.fma(
-                    b.load(x, b.mul(b.add(left, tap * window.dilations[2]), n["x_pixel"]), lanes, mask), factor, total
-                )
-                for tap, total in zip(taps, state.values, strict=True)
+                b.fma(b.load(x, place, lanes, mask), factor, total)
+                for (x, place), total in zip(seen, state.values, strict=True)
             ])  # fmt: skip
         return list(state.results)
 
