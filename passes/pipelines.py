@@ -40,30 +40,35 @@ _CLEANUP_FOR_FUNCTIONS = _CLEANUP.replace("inline-functions", "inline-functions{
 _FUSION_FOR_FUNCTIONS = _FUSION_FOR_ONNXRUNTIME.replace("fuse-attention", "fuse-attention{whole=true}")
 _TIDY = "fold,simplify-shapes,cse,dce"
 
+
+def _levels(suffix: str, cleanup: str, fusion: str, own: str = "", own_fast: str = "") -> dict[str, str]:
+    """The pipelines of all levels. `own` is what level 2 does in the end, and `own_fast` level 3."""
+    return {
+        f"O0{suffix}": "",
+        f"O1{suffix}": f"{cleanup},{_EXACT},{_LAST}",
+        f"O2{suffix}": ",".join(filter(None, (cleanup, _EXACT, fusion, cleanup, own, _LAST))),
+        f"O3{suffix}": ",".join(filter(None, (cleanup, _EXACT, fusion, "merge-siblings", cleanup, own_fast, _LAST))),
+    }
+
+
 PRESETS: dict[str, str] = {
-    "O0": "",
     "recompose": _RECOMPOSE,
     # What fused operators became on writing, and what is around it; functions and control flow stay.
     "tidy": f"infer-shapes,remove-identity,repeat(max=8){{{_SIMPLIFY}}},merge-transposes,share-initializers,dce",
-    "O1": f"{_CLEANUP},{_EXACT},{_LAST}",
-    "O2": f"{_CLEANUP},{_EXACT},{_FUSION},{_CLEANUP},{_LAST}",
-    "O3": f"{_CLEANUP},{_EXACT},{_FUSION},merge-siblings,{_CLEANUP},{_LAST}",
-    "O0-onnxruntime": "",
-    "O1-onnxruntime": f"{_CLEANUP},{_EXACT},{_LAST}",
-    "O2-onnxruntime": f"{_CLEANUP},{_EXACT},{_FUSION_FOR_ONNXRUNTIME},{_CLEANUP},fuse-for-onnxruntime,{_TIDY},{_LAST}",
-    "O3-onnxruntime": (
-        f"{_CLEANUP},{_EXACT},{_FUSION_FOR_ONNXRUNTIME},merge-siblings,{_CLEANUP},fuse-for-onnxruntime{{fast=true}},"
-        f"{_TIDY},{_LAST}"
+    **_levels("", _CLEANUP, _FUSION),
+    **_levels(
+        "-onnxruntime",
+        _CLEANUP,
+        _FUSION_FOR_ONNXRUNTIME,
+        f"fuse-for-onnxruntime,{_TIDY}",
+        f"fuse-for-onnxruntime{{fast=true}},{_TIDY}",
     ),
-    "O0-functions": "",
-    "O1-functions": f"{_CLEANUP_FOR_FUNCTIONS},{_EXACT},{_LAST}",
-    "O2-functions": (
-        f"{_CLEANUP_FOR_FUNCTIONS},{_EXACT},{_FUSION_FOR_FUNCTIONS},{_CLEANUP_FOR_FUNCTIONS},"
-        f"fuse-for-onnxruntime{{functions=true}},{_TIDY},{_LAST}"
-    ),
-    "O3-functions": (
-        f"{_CLEANUP_FOR_FUNCTIONS},{_EXACT},{_FUSION_FOR_FUNCTIONS},merge-siblings,{_CLEANUP_FOR_FUNCTIONS},"
-        f"fuse-for-onnxruntime{{fast=true functions=true}},{_TIDY},{_LAST}"
+    **_levels(
+        "-functions",
+        _CLEANUP_FOR_FUNCTIONS,
+        _FUSION_FOR_FUNCTIONS,
+        f"fuse-for-onnxruntime{{functions=true}},{_TIDY}",
+        f"fuse-for-onnxruntime{{fast=true functions=true}},{_TIDY}",
     ),
 }
 

@@ -12,10 +12,10 @@ from typing import TypeAlias
 from ...graph.builder import OpBuilder
 from ...graph.clone import clone_module
 from ...graph.core import Block, Operation, Value
-from ...graph.data import TensorData
 from ...graph.diagnostics import DiagnosticLog, TypeInferenceError
 from ...graph.module import Function, Module
 from ...graph.rewriter import Rewriter
+from .content import operation_content
 from .forms import Choice, Forms, discard
 
 # Decompositions within decompositions; more than this means that two of them lead to each other.
@@ -156,7 +156,7 @@ class _Legalizer:
         earlier = self.made.setdefault(block, {})
         kept = []
         for part in parts:
-            key = _identity(part)
+            key = operation_content(part, lambda value: value) if part.definition.is_pure and part.results else None
             found = None if key is None else earlier.get(key)
             if found is not None and found[0].block is block:
                 for old, new in zip(part.results, found, strict=True):
@@ -179,18 +179,6 @@ class _Legalizer:
                 continue
             pending.extend(op.operand_values)
             self.rewriter.erase(op)
-
-
-def _identity(op: Operation) -> tuple[object, ...] | None:
-    """Equal for operations that compute the same; None for one that must not be shared."""
-    if op.regions or not op.definition.is_pure or not op.results:
-        return None
-    if op.name == "const":
-        data = op.attributes["value"]
-        return (op.definition, data.sha256) if isinstance(data, TensorData) else None
-    if any(isinstance(value, TensorData) for value in op.attributes.values()):
-        return None
-    return (op.definition, tuple(sorted(op.attributes.items())), op.operands, len(op.results))
 
 
 __all__ = ["Tidy", "legalized"]

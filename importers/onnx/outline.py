@@ -9,10 +9,10 @@ from __future__ import annotations
 from ...graph.builder import OpBuilder
 from ...graph.clone import clone_module, copy_metadata
 from ...graph.core import Block, BlockOutput, Operation, Value
-from ...graph.data import TensorData
 from ...graph.module import Function, FunctionKey, Module
 from ...graph.onnx_schema import find_schema
 from ...graph.opdef import opaque
+from .content import function_content
 from .forms import Forms
 
 # The domain of the functions that the writer makes.
@@ -151,7 +151,7 @@ def share_functions(module: Module) -> None:
     first: dict[tuple[object, ...], FunctionKey] = {}
     same: dict[FunctionKey, FunctionKey] = {}
     for key, function in module.functions.items():
-        content = _content(function) if key.domain == DOMAIN else None
+        content = function_content(function) if key.domain == DOMAIN else None
         if content is not None:
             same[key] = first.setdefault(content, key)
     for op in module.walk():
@@ -161,35 +161,6 @@ def share_functions(module: Module) -> None:
     for key, kept in same.items():
         if kept != key:
             del module.functions[key]
-
-
-def _content(function: Function) -> tuple[object, ...] | None:
-    """Equal for functions that compute the same with the same operations; None if that is not easily told."""
-    numbers: dict[Value | None, int] = {None: -1}
-    ops: list[tuple[object, ...]] = []
-    for argument in function.inputs:
-        numbers[argument] = len(numbers)
-    for op in function.block:
-        if op.regions:
-            return None
-        attributes: dict[str, object] = dict(op.attributes)
-        if op.name == "const":
-            value = op.attributes["value"]
-            if not isinstance(value, TensorData):
-                return None
-            attributes = {"value": (value.type, value.sha256)}
-        ops.append(
-            (
-                op.definition,
-                tuple(sorted(attributes.items(), key=lambda item: item[0])),
-                tuple(numbers[operand] for operand in op.operands),
-                len(op.results),
-            )
-        )
-        for result in op.results:
-            numbers[result] = len(numbers)
-    names = (*(argument.name for argument in function.inputs), *function.output_names)
-    return (names, tuple(sorted(function.opsets.items())), *ops)
 
 
 __all__ = ["DOMAIN", "is_own", "outlined", "share_functions"]
