@@ -25,14 +25,18 @@ from .plan_moves import copy
 from .planner import Argument, Buffer, Planner, View, plans
 
 
-def _stays_inside(op: Operation) -> bool:
-    """Whether nothing outside of the operand is looked at, which would be a number of its own."""
-    return bool(op.attr("coordinate_transformation_mode") != "tf_crop_and_resize")
+def _crops(op: Operation) -> bool:
+    """Whether parts of the result may lie outside of the operand, where they are a number of their own."""
+    return bool(op.attr("coordinate_transformation_mode") == "tf_crop_and_resize")
 
 
-@plans("kernel.resample", accepts=_stays_inside)
+def _is_plain(op: Operation) -> bool:
+    return not (_crops(op) and op.attr("antialias"))
+
+
+@plans("kernel.resample", accepts=_is_plain)
 def plan_resample(planner: Planner, op: Operation) -> None:
-    """The first two dims that change, then the next two."""
+    """The first two dims that change, then the next two; then what is outside."""
     definition, operands = op.definition, op.operands
     assert isinstance(definition, ResampleOp)
     x = planner.view(op.operand_values[0])
@@ -43,6 +47,11 @@ def plan_resample(planner: Planner, op: Operation) -> None:
         return planner.known(value)
 
     changes = matrices(op, x.shape, *definition.given(op, known))
+    outside: dict[int, np.ndarray] = {}
+    if _crops(op):
+        changes = [(axis, matrix) for axis, matrix in changes if not _is_identity(matrix)]
+        outside = {axis: np.asarray(~matrix.any(axis=1)) for axis, matrix in changes}
+        changes = [(axis, _somewhere(matrix, outside[axis])) for axis, matrix in changes]
     order = order_of(planner, op.operand_values[:1], x.shape)
     if not changes:
         copy(planner, x, planner.new(op.result, order))
@@ -55,6 +64,30 @@ def plan_resample(planner: Planner, op: Operation) -> None:
         y = planner.allocate(tuple(shape), x.dtype, order) if changes else planner.new(op.result, order)
         _resample(planner, x, y, {axis: taps_of(matrix) for axis, matrix in now})
         x = y
+    _fill(planner, x, outside, float(op.attr("extrapolation_value")))
+
+
+def _is_identity(matrix: np.ndarray) -> bool:
+    return matrix.shape[0] == matrix.shape[1] and np.array_equal(matrix, np.eye(len(matrix)))
+
+
+def _somewhere(matrix: np.ndarray, outside: np.ndarray) -> np.ndarray:
+    """The matrix with the first element in rows that are outside, so that each row reads something."""
+    changed = matrix.copy()
+    changed[outside, 0] = 1
+    return changed
+
+
+def _fill(planner: Planner, y: View, outside: dict[int, np.ndarray], value: float) -> None:
+    """Put a number where the result is outside: at the beginning and the end of each dim."""
+    key = ("filling", y.dtype, value)
+    number = planner.constant(planner.shared.kept(key, lambda: np.array(value).astype(y.dtype.numpy)), y.dtype)
+    for axis, rows in outside.items():
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], rows, [False]])))
+        for start, end in edges.reshape(-1, 2).tolist():
+            target = y.seen(y.layout.sliced(axis, start, end - start))
+            one = number.seen(number.layout.reshaped((1,) * y.layout.rank) or number.layout)
+            copy(planner, one.broadcast(target.shape), target)
 
 
 def _resample(planner: Planner, x: View, y: View, taps: dict[int, Taps]) -> None:

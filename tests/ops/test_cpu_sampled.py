@@ -210,3 +210,28 @@ def test_offsets_that_do_not_fit() -> None:
     for shape in ((1, 6, 4, 4), (1, 8, 3, 4), (1, 8, 8, 2), (1, 8, 1, 1)):
         with pytest.raises(tilewright.TilewrightError):
             executable.run({"x": np.ones((1, 2, 5, 5), np.float32), "o": np.ones(shape, np.float32)})
+
+
+# ---- Resize that crops -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("box", [(0.2, 0.1, 0.7, 1.0), (-0.4, 0.3, 1.3, 1.5), (0.9, 1.2, 0.1, -0.3), (2, 2, 3, 3)])
+def test_resize_that_crops(mode: str, box: tuple[float, ...]) -> None:
+    """Outside of the operand, at either end, is a number; a NaN there stays out."""
+    roi = np.array([0, 0, *box[:2], 1, 1, *box[2:]], np.float32)
+    x = random.normal(size=(2, 3, 7, 6)).astype(np.float32)
+    options = {"mode": mode, "coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": -5.0}
+    compare(lambda b, x: b.resize(x, roi, None, np.array([2, 3, 9, 4]), **options), x, dynamic=box[0] == 0.2)
+
+
+def test_integers_that_are_cropped_stay_exact() -> None:
+    x = np.arange(16, dtype=np.int32).reshape(1, 1, 4, 4) + 2**30 + 1
+    b = Builder("crop")
+    roi = np.array([0, 0, -0.5, 0, 1, 1, 1, 1], np.float32)
+    given = b.input("x", from_numpy(x.dtype)[x.shape])
+    options = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 7.0}
+    b.output(b.resize(given, roi, None, np.array([1, 1, 8, 4]), **options), "y")
+    found, wanted = (tilewright.compile(b.build(), target=target).run({"x": x})["y"] for target in ("cpu", "reference"))
+    np.testing.assert_array_equal(found, wanted)
+    assert (found[0, 0, 0] == 7).all()
