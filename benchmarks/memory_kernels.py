@@ -112,7 +112,7 @@ def row_case(
         epilogue=(lambda b, v: [b.fma(v[0], v[1], v[2])]) if scaled else None,
     )  # fmt: skip
     is_large = y.nbytes >= machine().streamed_bytes
-    kernel = replace(kernel, streams=is_large and rows.can_stream(kernel, machine(), length))
+    kernel = replace(kernel, streams=is_large and rows.can_stream(kernel, machine()))
     scratch = aligned(max(16, rows.row_scratch(kernel, machine(), (length,))))
     given = {"y0": y, "x0": x, "scratch": scratch, "outer0": count, "begin": 0, "end": count, "thread": 0}
     given |= {f"o{index}": array for index, array in enumerate(scale)}

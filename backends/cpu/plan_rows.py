@@ -78,7 +78,7 @@ def plan_rows(planner: Planner, op: Operation) -> None:
     )  # fmt: skip
     machine = planner.machine
     is_large = bool(result.layout.size * result.dtype.numpy.itemsize >= machine.streamed_bytes)
-    kernel = replace(kernel, streams=is_large and can_stream(kernel, machine, rows.row_length))
+    kernel = replace(kernel, streams=is_large and can_stream(kernel, machine))
     name = f"{op.attr('kind')}_{'x'.join(map(str, rows.row))}"
     key = ("rows", op.attr("kind"), op.attr("epsilon"), kernel.outer, kernel.row, tuple(views), kernel.along,
            kernel.streams, prologue.key, epilogue.key)  # fmt: skip

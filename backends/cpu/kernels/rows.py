@@ -43,9 +43,6 @@ _CHAINS = 4
 # Rows from this length on are asked for before they are read.
 _PREFETCHED = 256
 
-# Computed rows of so many elements go past the caches.
-_LEAST_STREAMED = 4096
-
 # From an element and the statistics that are known to a number.
 ElementBody: TypeAlias = Callable[[LoopBuilder, Value, Sequence[Value]], Value]
 
@@ -143,11 +140,8 @@ class RowKernel:
     streams: bool = False
 
 
-def can_stream(kernel: RowKernel, machine: Machine, length: int) -> bool:
-    """Whether the result can go past the caches, and does so faster: there is one, without gaps in a row that is too
-    long for registers. Rows that wait in a cache anyway leave it at their own pace, unless they are long."""
-    if _is_staged(kernel) and length < _LEAST_STREAMED:
-        return False
+def can_stream(kernel: RowKernel, machine: Machine) -> bool:
+    """Whether the result can go past the caches: there is one, without gaps in a row too long for registers."""
     is_plain = kernel.along == "row" and len(kernel.row) == len(kernel.results) == 1 and not kernel.extras
     return is_plain and kernel.results[0].row == (1,) and not _fits_registers(kernel, machine)
 
@@ -262,6 +256,14 @@ class _RowsBuilder(StridedBuilder):
         # Elements in registers, if the row is short and its length known.
         self.held: dict[int, Value] = {}
         self.is_held = _fits_registers(kernel, machine)
+        length = kernel.row[-1]
+        # Whether the next rows are asked for while this one is worked on, not their lines just before they are read.
+        self.asks_for_rows = (
+            bool(self.outers)
+            and len(kernel.row) == 1
+            and (length is None or length >= _PREFETCHED)
+            and not self.is_held
+        )
         # Whether stores go past the caches: those of the last pass, if the kernel's result does.
         self.is_last = False
 
@@ -397,8 +399,9 @@ class _RowsBuilder(StridedBuilder):
         """The element in the pass `position`: read at first, later from where it was put."""
         if position:
             return self.again(spot)
-        for index in range(len(self.kernel.operands)):
-            self.ask(f"x{index}", spot)
+        if not self.asks_for_rows:
+            for index in range(len(self.kernel.operands)):
+                self.ask(f"x{index}", spot)
         loaded = [self.read(f"x{index}", spot) for index in range(len(self.kernel.operands))]
         prologue = self.kernel.prologue
         values = loaded if prologue is None else list(prologue(self.b, loaded))
@@ -550,19 +553,21 @@ class _RowsBuilder(StridedBuilder):
         for chain in range(_CHAINS):
             spot = self.spot(places, self.b.add(i, chain * self.lanes), None, chain)
             self.advance(spot, totals, step)
-            if self.prefetches:
+            if self.prefetches and self.asks_for_rows:
                 self.prefetch_next(spot)
 
     def prefetch_next(self, spot: _Spot) -> None:
-        """Ask for the same place of the next row, which is read when this one has been written."""
-        length = self.kernel.row[-1]
-        if not self.outers or len(self.rows) > 1 or (length is not None and length < _PREFETCHED):
-            return
-        for index in range(len(self.kernel.operands)):
+        """Ask for the same place of the row that is read next, or of a later one if rows are short.
+
+        This is done in the last pass for statistics: as a rule it computes, from a cache, while memory has time.
+        """
+        for index, view in enumerate(self.kernel.operands):
             name = f"x{index}"
             distance = self.stride(name, "outer", len(self.outers) - 1)
+            length = self.kernel.row[-1]
+            count = 1 if length is None else max(1, -(-AHEAD_BYTES * 8 // (length * view.dtype.bits)))
             if isinstance(distance, Value) or distance:
-                self.b.prefetch(self.b[name], self.b.add(spot.places[name], distance))
+                self.b.prefetch(self.b[name], self.b.add(spot.places[name], self.b.mul(distance, count)))
 
     def repeated(
         self, begin: Operand, end: Operand, step: int, totals: list[Value], body: Callable[[Operand, list[Value]], None]
