@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...graph.core import Operation
 from ...graph.kernel.tracing import apply
+from .kernels.max_roi_pool import MaxRoiPool, build_max_roi_pool, max_roi_pool_arguments, max_roi_pool_units
 from .kernels.roi_align import RoiAlign, build_roi_align, roi_align_arguments, roi_align_units
 from .kernels.sample import Sample, build_sample, sample_arguments, sample_units
 from .kernels.strided import stride_sizes
@@ -19,12 +20,10 @@ def _channels_last(planner: Planner, view: View) -> View:
 
 @plans("kernel.roi_align")
 def plan_roi_align(planner: Planner, op: Operation) -> None:
-    x, regions, batch = (planner.view(value) for value in op.operand_values)
-    y = planner.new(op.result)
+    batch = planner.contiguous(planner.view(op.operand_values[2]))
+    x, regions, y = _regions(planner, op)
     if not x.layout.size:
-        clear(planner, y)
         return
-    x, regions, batch = _channels_last(planner, x), planner.contiguous(regions), planner.contiguous(batch)
     kernel = RoiAlign(
         x.dtype, stride_sizes(x.strides, planner.static), stride_sizes(y.strides, planner.static),
         (y.shape[2], y.shape[3]), int(op.attr("sampling_ratio")), float(op.attr("spatial_scale")),
@@ -34,13 +33,46 @@ def plan_roi_align(planner: Planner, op: Operation) -> None:
     compiled = planner.library.get(
         ("roi_align", kernel), lambda name: build_roi_align(name, kernel, machine), "roi_align"
     )
+    given = {"batch": planner.buffer(batch), **_region_arguments(planner, op, x, regions, y)}
+    units = roi_align_units(kernel, y.shape[0])
+    planner.call(compiled, roi_align_arguments(kernel), given, units, 64.0 * y.layout.size)
+
+
+@plans("kernel.max_roi_pool")
+def plan_max_roi_pool(planner: Planner, op: Operation) -> None:
+    x, regions, y = _regions(planner, op)
+    if not x.layout.size:
+        return
+    kernel = MaxRoiPool(
+        x.dtype, stride_sizes(x.strides, planner.static), stride_sizes(y.strides, planner.static),
+        (y.shape[2], y.shape[3]), float(op.attr("spatial_scale")),
+    )  # fmt: skip
+    machine = planner.machine
+    compiled = planner.library.get(
+        ("max_roi_pool", kernel), lambda name: build_max_roi_pool(name, kernel, machine), "max_roi_pool"
+    )
+    given = _region_arguments(planner, op, x, regions, y)
+    units = max_roi_pool_units(kernel, y.shape[0])
+    planner.call(compiled, max_roi_pool_arguments(kernel), given, units, 64.0 * y.layout.size)
+
+
+def _regions(planner: Planner, op: Operation) -> tuple[View, View, View]:
+    """Images channels last, contiguous regions, and the result, which is 0 if the images have no elements."""
+    x, regions = (planner.view(value) for value in op.operand_values[:2])
+    y = planner.new(op.result)
+    if not x.layout.size:
+        clear(planner, y)
+        return x, regions, y
+    return _channels_last(planner, x), planner.contiguous(regions), y
+
+
+def _region_arguments(planner: Planner, op: Operation, x: View, regions: View, y: View) -> dict[str, Argument]:
     given: dict[str, Argument] = dict(zip(("images", "channels", "height", "width"), x.shape, strict=True))
-    given |= {"regions": planner.buffer(regions), "batch": planner.buffer(batch), "fault": planner.fault(op)}
+    given |= {"regions": planner.buffer(regions), "fault": planner.fault(op)}
     for name, view in (("x", x), ("y", y)):
         given[name] = planner.buffer(view)
         given |= {f"{name}_outer{axis}": stride for axis, stride in enumerate(view.strides)}
-    units = roi_align_units(kernel, y.shape[0])
-    planner.call(compiled, roi_align_arguments(kernel), given, units, 64.0 * y.layout.size)
+    return given
 
 
 @plans("kernel.sample")

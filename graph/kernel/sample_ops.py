@@ -40,6 +40,21 @@ class RoiAlign(AsInOnnx):
         return [(regions[0], x[1], int(op.attr("output_height")), int(op.attr("output_width")))]
 
 
+@op("max_roi_pool", domain="kernel")
+class MaxRoiPool(AsInOnnx):
+    """Regions [r, 5] (image and corners) of images x [n, c, h, w], each brought to one size by greatest elements."""
+
+    onnx = "MaxRoiPool"
+    inputs = ("x", "regions")
+    attributes: ClassVar[dict[str, Any]] = {"pooled_shape": (1, 1), "spatial_scale": 1.0}
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        x, regions = shapes
+        if len(x) != 4 or len(regions) != 2 or regions[1] != 5:
+            raise ValueError(f"regions {list(regions)} of {list(x)}")
+        return [(regions[0], x[1], *op.attr("pooled_shape"))]
+
+
 @op("sample", domain="kernel")
 class Sample(KernelOp):
     """x [n, c, *spatial] read at places [n, *result], one operand for each spatial dim: [n, c, *result].

@@ -26,6 +26,14 @@ def roi_align(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     return [k.kernel("roi_align", op.operands, op.result.type, **attributes)]
 
 
+@lowers("MaxRoiPool")
+def max_roi_pool(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    if not all_native(op) or not dtype_of(op.result).is_float:
+        return None
+    attributes = {name: op.attr(name) for name in ("pooled_shape", "spatial_scale") if op.attr(name) is not None}
+    return [k.kernel("max_roi_pool", op.operands, op.result.type, **attributes)]
+
+
 @lowers("GridSample")
 def grid_sample(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     """The coordinates are views of the grid, the last spatial dim first."""

@@ -208,9 +208,15 @@ class MaxRoiPool(RegionPool):
 
 
 def _parts(first: int, last: int, count: int, size: int) -> list[slice]:
-    """The elements from `first` to `last` of a dim of `size` in `count` parts, which share elements at their ends."""
-    step = max(last - first + 1, 1) / count
-    edges = [(first + math.floor(part * step), first + math.ceil((part + 1) * step)) for part in range(count)]
+    """The elements from `first` to `last` of a dim of `size` in `count` parts, which share elements at their ends.
+
+    Edges are computed in f32, as ONNX Runtime does.
+    """
+    step = np.float32(max(last - first + 1, 1)) / np.float32(count)
+    edges = [
+        (first + math.floor(np.float32(part) * step), first + math.ceil(np.float32(part + 1) * step))
+        for part in range(count)
+    ]
     return [slice(min(max(start, 0), size), min(max(stop, 0), size)) for start, stop in edges]
 
 

@@ -122,6 +122,37 @@ def test_roi_align_refuses() -> None:
             executable.run({"x": x, "r": np.ones((1, 4), np.float32), "i": np.array([image])})
 
 
+# ---- MaxRoiPool ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16"])
+@pytest.mark.parametrize("shape", [(2, 5, 9, 11), (1, 150, 6, 3)])
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_max_roi_pool(shape: tuple[int, ...], dtype: str, is_dynamic: bool) -> None:
+    x = random.normal(size=shape).astype(BY_NAME[dtype].numpy)
+    boxes, batch = regions(7, shape[0])
+    rows = np.concatenate([batch[:, None], np.round(boxes * 4) / 4], 1)
+    rows[0, 1:] = [-20, -20, -10, -10]  # outside
+    rows[1, 1:] = [3, 3, 1, 1]
+    options = {"pooled_shape": [2, 4], "spatial_scale": 0.5}
+    compare(lambda b, x, r: b.max_roi_pool(x, r, **options), x, rows.astype(x.dtype), dynamic=is_dynamic)
+
+
+def test_max_roi_pool_of_strange_regions() -> None:
+    """Of any size, of none, and of images that there are not."""
+    b = Builder("regions")
+    given = b.input("x", f32[1, 8, 16, 16]), b.input("r", f32["n", 5])
+    b.output(b.max_roi_pool(*given, pooled_shape=[2, 2]), "y")
+    executable = tilewright.compile(b.build(), target="cpu")
+    x = random.random((1, 8, 16, 16)).astype(np.float32)
+    far = np.array([[0, -1e30, -1e30, 1e30, 1e30], [0, 0, 0, np.inf, np.nan], [0, 2, 2, 3e9, 3e9]], np.float32)
+    assert np.isin(executable.run({"x": x, "r": far})["y"], [0, *x.reshape(-1)]).all()
+    assert executable.run({"x": x, "r": far[:0]})["y"].shape == (0, 8, 2, 2)
+    for image in (1, -1, 1e9):
+        with pytest.raises(tilewright.TilewrightError, match="is out of range"):
+            executable.run({"x": x, "r": np.array([[image, 1, 1, 2, 2]], np.float32)})
+
+
 # ---- GridSample ------------------------------------------------------------------------------------------------------
 
 
