@@ -30,6 +30,7 @@ from ...passes.manager import PassManager
 from ..executable import Executable, owned
 from ..feed_sizes import usual_shapes
 from .bounds import BOUNDS_VARIABLE
+from .known_sizes import require_room
 from .library import KernelLibrary
 from .machine import machine, usable_cores
 from .planner import Shared
@@ -225,6 +226,7 @@ class CpuExecutable(Executable):
         """The results of a host step, or of control flow, whose blocks run as the main one does."""
         operands = [None if value is None else _fetch(values, value) for value in op.operands]
         if not is_control_flow(op):
+            _require_room(op, operands)
             special = self._special.of(op, operands)
             return self._evaluator.evaluate(op, operands) if special is None else special(operands)
         activity = run_regions(op, operands)
@@ -330,6 +332,13 @@ class _Direct:
             return None
         inputs = tuple(block.arguments.index(value) for value in segment.inputs)
         return _Direct(segment, inputs, tuple(segment.outputs.index(value) for value in returned))
+
+
+def _require_room(op: Operation, operands: Sequence[Any]) -> None:
+    try:
+        require_room(op, operands)
+    except MemoryError as error:
+        raise ExecutionError("run/memory", f"{op.name}: {error}", op.location) from error
 
 
 def is_control_flow(op: Operation) -> bool:

@@ -14,16 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.core import Operation, Value
+from ...graph.builder import OpBuilder
+from ...graph.core import Block, Operation, Value
+from ...graph.diagnostics import TilewrightError
+from ...graph.dims import FreshSymbols
 from ...graph.dtypes import i32, i64
 from ...graph.evaluation import evaluate_op
 from ...graph.kernel.strided import Shape
 from ...graph.kernel.tracing import Number, UntraceableError, apply, choose
 from ...graph.kernel.view_ops import taken_by_slice
 from ...graph.types import TensorType
+from .machine import memory_bytes
 
 # So many elements of an array may be looked at one by one.
 _MOST_ELEMENTS = 64
+# Numbers whose product is at most this make no large array.
+_MUCH = 1 << 24
 
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 
@@ -62,6 +68,34 @@ def as_numbers(array: np.ndarray, value: Value) -> np.ndarray:
     assert isinstance(value.type, TensorType)
     numbers = [element.known() if isinstance(element, Number) else element for element in elements]
     return np.array(numbers, value.type.dtype.numpy).reshape(array.shape)
+
+
+def require_room(op: Operation, operands: Sequence[Any]) -> None:
+    """Raise MemoryError if the results of an operation that numpy computes take more memory than there is."""
+    if op.regions or not any(isinstance(array, np.ndarray) and _asks_for_much(array) for array in operands):
+        return
+    if not all(array is None or isinstance(array, np.ndarray) for array in operands):
+        return
+    b = OpBuilder(Block([]), FreshSymbols())
+    values = [None if array is None else b.const(array) for array in operands]
+    try:
+        types = [
+            result.type for result in b.create(op.definition, values, op.attributes, outputs=len(op.results)).results
+        ]
+    except TilewrightError:  # evaluating it says what is wrong
+        return
+    shapes = [(type.static_shape, type.dtype) for type in types if isinstance(type, TensorType)]
+    total = sum(math.prod(shape) * dtype.numpy.itemsize for shape, dtype in shapes if shape is not None)
+    if total > memory_bytes():
+        there = memory_bytes()
+        raise MemoryError(f"the result takes {total / 1e9:.1f} GB of memory, and there are {there / 1e9:.1f} GB")
+
+
+def _asks_for_much(array: np.ndarray) -> bool:
+    """Whether the numbers of a small array could be sizes of a large one."""
+    if array.dtype.kind not in "iuf" or array.size > _MOST_ELEMENTS:
+        return False
+    return math.prod(max(1.0, abs(float(number))) for number in array.reshape(-1).tolist()) > _MUCH
 
 
 @dataclass(frozen=True, eq=False)

@@ -125,6 +125,25 @@ def _caches() -> dict[str, int]:
     return {name: size for name, size in found.items() if name in ("l1", "l2", "l3")}
 
 
+@cache
+def memory_bytes() -> int:
+    """Bytes of memory that a process here can have at most: the machine's, or its control group's limit (Linux).
+
+    Beyond what any machine has where the system does not say.
+    """
+    try:
+        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        found = 0
+    for place in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            limit = Path("/sys/fs/cgroup", place).read_text().strip()
+        except OSError:
+            continue
+        found = min(found, int(limit)) if limit.isdigit() and found > 0 else found
+    return found if found > 0 else 1 << 56
+
+
 def usable_cores() -> int:
     """Cores this process may keep busy: its affinity, and no more than its control group's quota (Linux)."""
     try:

@@ -28,7 +28,7 @@ from ...graph.lowerings.builder import data_of
 from ...graph.opdef import Trait
 from ...graph.types import TensorType
 from .kernels.strided import WORK
-from .known_sizes import TracedArray, as_numbers, computed_sizes, traced_results
+from .known_sizes import TracedArray, as_numbers, computed_sizes, require_room, traced_results
 
 if TYPE_CHECKING:
     from .library import Kernel, KernelLibrary
@@ -438,6 +438,7 @@ class Planner:
             given = [None if v is None else self._stand_in(v) for v in op.operands]
         else:
             given = [None if v is None else as_numbers(self.known(v), v) for v in op.operands]
+            require_room(op, given)
         for result, array in zip(op.results, evaluate_op(op, given), strict=True):
             self._known[result] = array
             self.shapes[result] = np.shape(array)
@@ -489,7 +490,8 @@ class Planner:
                 first = error.diagnostics[0]
                 notes = [*first.notes, f"in {name} of {shapes}"]
                 raise ExecutionError(first.code, first.message, op.location, notes=notes) from error
-            raise ExecutionError("run/shape", f"{name} of {shapes}: {error}", op.location) from error
+            code = "run/memory" if isinstance(error, MemoryError) else "run/shape"
+            raise ExecutionError(code, f"{name} of {shapes}: {error}", op.location) from error
 
     # ---- parts of concatenations ---------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from ...graph.diagnostics import ExecutionError
 from ...graph.kernel.tracing import apply
 from . import bounds
 from .known_sizes import as_numbers
+from .machine import memory_bytes
 from .memory_plan import Lifetime, place, restack, stack_of
 from .planner import Buffer, Call, Planner, Storage, View, dtype_of
 from .runtime import STEP_WORDS, Pool, runtime
@@ -32,6 +33,8 @@ _STEP_BYTES = 8 * STEP_WORDS
 # How many calls are made before something is looked at, and what looks at it; it may raise.
 Check: TypeAlias = tuple[int, Callable[[], None]]
 _PAGE = 4096
+# Runs that take no more than this need not ask how much memory there is.
+_MUCH = 1 << 28
 
 
 class Outline:
@@ -206,6 +209,8 @@ class Program:
                 words[word + 1 : word + 3] += constant.ctypes.data
         rest = iter(dims.tolist())
         self.outputs = [(tuple(next(rest) for _ in shape), dtype) for shape, dtype in outline.outputs]
+        output_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.outputs)
+        self._needed_bytes = int(self.arena_bytes + output_bytes)
         self.parallel = bool((parts > 1).any())
         self._arenas = outline.arenas
         self._keep = [words, *outline.keep, *(constant for _, constant in constants)]
@@ -228,6 +233,7 @@ class Program:
         An output is made in its array of `places`, if that is not None and has the right shape. A `recorder` times
         each call. `check` is a number of calls, and what to call between those and the others.
         """
+        self._require_memory()
         try:
             made = self._empty(places) if places else [np.empty(shape, dtype) for shape, dtype in self.outputs]
             if self.calls:
@@ -255,9 +261,17 @@ class Program:
             if storage is not None and storage.array is not None and not storage.array.flags.writeable:
                 storage.array.reshape(-1).view(np.uint8)[::_PAGE].sum()
         if with_arena:
+            self._require_memory()
             memory = self._arena()
             memory[0][::_PAGE] = 0
             self._arenas.append(memory)
+
+    def _require_memory(self) -> None:
+        """Raise ExecutionError if a run would need more than there is: a system may hand out such memory all the same,
+        and end the process that uses it."""
+        if self._needed_bytes > _MUCH and self._needed_bytes > memory_bytes():
+            wanted, there = (f"{count / 1e9:.1f} GB" for count in (self._needed_bytes, memory_bytes()))
+            raise ExecutionError("run/memory", f"a run for these sizes takes {wanted} of memory, and there are {there}")
 
     def _arena(self) -> tuple[np.ndarray, int]:
         """Memory for what lies in the arena, and the address where that begins: one that was used before, if it is

@@ -5,12 +5,17 @@ The cpu target gives an error, or the value that ONNX, or else this project, def
 
 from __future__ import annotations
 
+import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tilewright
+from tilewright.backends.cpu import known_sizes as known_sizes_module
+from tilewright.backends.cpu import program as program_module
+from tilewright.backends.cpu.machine import memory_bytes
 from tilewright.graph.diagnostics import ExecutionError
 from tilewright.graph.dtypes import DType, f32, from_numpy, i8, i16, i32, i64, u8, u16, u32, u64
 from tilewright.graph.model_builder import Builder
@@ -129,6 +134,49 @@ def test_what_is_defined_has_the_value_of_the_reference(
         got = tilewright.compile(network, target="cpu", threads=2).run(feeds)["y0"]
         assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
         np.testing.assert_allclose(got.astype(np.float64), wanted.astype(np.float64), rtol=1e-4, atol=1e-5)
+
+
+SIDE = 1 << 11
+ENORMOUS: list[tuple[str, dict[str, np.ndarray], dict[str, Any]]] = [
+    ("constant_of_shape", {"s": ints(SIDE, SIDE)}, {}), ("expand", {"x": floats(1, 1), "s": ints(SIDE, SIDE)}, {}),
+    ("range", {"a": np.array(0), "b": np.array(SIDE * SIDE), "c": np.array(1)}, {}),
+    ("tile", {"x": X, "r": ints(SIDE, SIDE)}, {}), ("pad", {"x": X, "p": ints(SIDE, SIDE, 0, 0)}, {}),
+    ("one_hot", {"i": np.zeros(SIDE, np.int64), "d": np.array(SIDE), "v": np.array([0, 1], np.float32)}, {}),
+    ("resize", {"x": IMAGE, "r": NOTHING, "s": np.array([1, 1, SIDE, SIDE], np.float32)}, {"mode": "linear"}),
+    ("resize", {"x": IMAGE, "r": NOTHING, "e": NOTHING, "s": ints(1, 1, SIDE, SIDE)}, {}),
+    ("center_crop_pad", {"x": X, "s": ints(SIDE, SIDE)}, {}), ("add", {"x": floats(SIDE, 1), "z": floats(SIDE)}, {}),
+    ("matmul", {"x": floats(SIDE, 1), "z": floats(1, SIDE)}, {}), ("hann_window", {"s": np.array(SIDE * SIDE)}, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("operator", "feeds", "attributes"), ENORMOUS, ids=lambda value: value if type(value) is str else ""
+)
+def test_what_takes_more_memory_than_there_is_is_refused_before(
+    operator: str,
+    feeds: dict[str, np.ndarray],
+    attributes: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """On a machine of 8 MB."""
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))  # listing what is in a large one takes memory
+    for module in (program_module, known_sizes_module):
+        monkeypatch.setattr(module, "memory_bytes", lambda: 8 << 20)
+        monkeypatch.setattr(module, "_MUCH", 1 << 10)
+    executable = tilewright.compile(model(operator, feeds, attributes), target="cpu", threads=2)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ExecutionError, match="GB of memory, and there are") as caught:
+            executable.run(feeds)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert caught.value.diagnostics[0].code == "run/memory"
+
+
+def test_memory_of_this_machine() -> None:
+    assert 1 << 27 < memory_bytes() <= 1 << 56
 
 
 @pytest.mark.parametrize(
