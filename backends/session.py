@@ -53,6 +53,13 @@ class ModelMetadata:
     custom_metadata_map: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class SessionOptions:
+    """What a session that was given no options says of them."""
+
+    intra_op_num_threads: int = 0
+
+
 class InferenceSession:
     """A model ready to run. Differences to ONNX Runtime: errors are `TilewrightError`s, and `target` says what runs it.
 
@@ -86,14 +93,14 @@ class InferenceSession:
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
     ) -> list[Any]:
-        """The outputs called `output_names` (None: all, in order) for `{input name: array}`.
+        """The outputs called `output_names` (None or no names: all, in order) for `{input name: array}`.
 
         Raises ExecutionError if the inputs do not fit or an operation fails, UsageError for an unknown output.
         """
         self._note_changed("run_options", run_options, set())
         self._warn()
-        results = self._executable.run(input_feed, output_names)
-        return [results[name] for name in (results if output_names is None else output_names)]
+        results = self._executable.run(input_feed, output_names or None)
+        return [results[name] for name in (output_names or results)]
 
     def io_binding(self) -> IOBinding:
         """Inputs and outputs to bind, once for many runs."""
@@ -138,8 +145,23 @@ class InferenceSession:
         return {name: {} for name in self.get_providers()}
 
     def get_session_options(self) -> Any:
-        """The `sess_options` this session was made with."""
+        """The `sess_options` this session was made with, or the one option that counts here."""
+        if self._options is None:
+            return SessionOptions(getattr(self._executable, "threads", 0))
         return self._options
+
+    def set_providers(
+        self, providers: Sequence[Any] | None = None, provider_options: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        """Providers choose nothing: those that would elsewhere are named in a warning."""
+        self._note_providers(providers or (), provider_options or ())
+        self._warn()
+
+    def enable_fallback(self) -> None:
+        """Nothing: there is one provider."""
+
+    def disable_fallback(self) -> None:
+        """Nothing: there is one provider."""
 
     # ---- options without effect ----------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import os
 import struct
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,9 @@ def read_bundle(path: str | os.PathLike[str]) -> tuple[Module, RecordingStore]:
     """The module and the code of an executable. Raises UsageError if it is none, or is for another machine."""
     place = Path(path)
     if not place.is_file():
-        raise UsageError("executable/missing", f"there is no file {place}")
+        raise UsageError(
+            "executable/missing", f"{place} is a folder" if place.is_dir() else f"there is no file {place}"
+        )
     if not zipfile.is_zipfile(place):
         notes = [
             "tilewright.compile(path) compiles a model, `tilewright compile MODEL -o OUT.twx` writes an executable"
@@ -128,8 +131,8 @@ class _ArchiveWeights:
 
     def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
         self.file = MappedFile.open(path)
-        self.places = {
-            info.filename.removeprefix("weights/"): self._start(info)
+        self.members = {
+            info.filename.removeprefix("weights/"): info
             for info in archive.infolist()
             if info.filename.startswith("weights/")
         }
@@ -140,11 +143,16 @@ class _ArchiveWeights:
         return int(info.header_offset + 30 + name + extra)
 
     def find(self, entry: WeightEntry) -> TensorData | None:
-        start = self.places.get(entry.sha256)
-        if start is None:
+        info = self.members.get(entry.sha256)
+        if info is None:
             return None
+        start = self._start(info)
         length = UnresolvedData(entry.dtype, entry.shape, entry.sha256).nbytes
-        return MappedData(self.file, start, length, entry.dtype, entry.shape)
+        data = MappedData(self.file, start, length, entry.dtype, entry.shape)
+        if info.file_size != length or zlib.crc32(data.raw()) != info.CRC:
+            raise zipfile.BadZipFile(f"the weights {entry.sha256[:12]}... are not what was written")
+        data.release()
+        return data
 
 
 def _large_constants(module: Module) -> dict[str, TensorData]:

@@ -69,6 +69,23 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         tilewright.load_executable(damaged)
     with pytest.raises(UsageError, match="no file"):
         tilewright.load_executable(tmp_path / "nowhere.twx")
+    with pytest.raises(UsageError, match="is a folder"):
+        tilewright.load_executable(tmp_path)
+
+
+def test_a_changed_weight_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "model.twx"
+    tilewright.compile(build(), threads=1).save(path)  # type: ignore[attr-defined]
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        weights = [info for info in archive.infolist() if info.filename.startswith("weights/")]
+        assert len(weights) == 2
+        for info in weights:
+            changed = bytearray(content)
+            changed[info.header_offset + 30 + len(info.filename) + info.file_size // 2] ^= 1
+            (tmp_path / "changed.twx").write_bytes(changed)
+            with pytest.raises(UsageError, match=r"damaged: the weights .* are not what was written"):
+                tilewright.load_executable(tmp_path / "changed.twx")
 
 
 def test_command(tmp_path: Path) -> None:

@@ -153,6 +153,18 @@ def test_changed_attributes_of_an_options_object_are_named() -> None:
         session.run(None, FEEDS, options)
 
 
+def test_a_session_without_options_says_so_too() -> None:
+    session = InferenceSession(model(), threads=3)
+    assert session.get_session_options().intra_op_num_threads == 3
+    session.disable_fallback()
+    session.enable_fallback()
+    session.set_providers(["CPUExecutionProvider"])
+    with pytest.warns(SessionWarning, match="CUDAExecutionProvider"):
+        session.set_providers(["CUDAExecutionProvider"])
+    everything = session.run(None, FEEDS)
+    assert len(session.run([], FEEDS)) == len(everything)  # as onnxruntime has it
+
+
 def test_real_options_of_onnxruntime_are_understood() -> None:
     runtime = pytest.importorskip("onnxruntime")
     options = runtime.SessionOptions()
