@@ -50,7 +50,7 @@ def available_peers(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def peer_runner(name: str, path: str | Path, threads: int) -> Runner:
-    """The model at `path` in one of `PEERS`, in float32, ready to run. Raises what that runtime raises."""
+    """The model at `path` in one of `PEERS`, ready to run in the model's precision. Raises what that runtime raises."""
     return _onnxruntime(path, threads) if name == "onnxruntime" else _openvino(path, threads)
 
 
@@ -62,7 +62,7 @@ def compare_times(
     threads: int,
     runs: int,
 ) -> list[Timing]:
-    """Time Tilewright's cpu target and `peers` in turn, `runs` times each, all in float32 on `threads` threads.
+    """Time Tilewright's cpu target and `peers` in turn, `runs` times each, on `threads` threads.
 
     A turn is what a program sees that uses one runtime: it begins when the threads of the one before it have gone to
     sleep (some spin for 50 ms, on a core that the next one needs), and runs once, a millisecond at least, before the
@@ -135,7 +135,7 @@ def _onnxruntime(path: str | Path, threads: int) -> Runner:
 
 
 def _openvino(path: str | Path, threads: int) -> Runner:
-    """OpenVINO in float32: left alone, it computes in bf16 where the processor can."""
+    """OpenVINO without bf16: left alone, it computes in bf16 where the processor can."""
     import openvino  # type: ignore[import-not-found,unused-ignore]
 
     core = openvino.Core()

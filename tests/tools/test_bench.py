@@ -7,7 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+import tilewright
+from tilewright import Builder, f32
 
 
 def test_json_has_medians_and_ratios(command: Callable[..., Any], model: Path) -> None:
@@ -30,6 +34,15 @@ def test_alone(command: Callable[..., Any], model: Path) -> None:
     assert "tilewright" in done.out
     assert "inputs: x f32[2, 4]" in done.out
     assert "onnxruntime" not in done.out
+
+
+def test_precision_is_that_of_the_model(command: Callable[..., Any], tmp_path: Path) -> None:
+    b = Builder()
+    scale, zero = b.const(0.5), b.const(np.array(3, np.uint8))
+    b.output(b.dequantize_linear(b.quantize_linear(b.input("x", f32[2, 4]), scale, zero), scale, zero))
+    tilewright.save(b.build(), tmp_path / "quantized.onnx")
+    done = command("bench", tmp_path / "quantized.onnx", "--runs", "1", "--against", "none", "--json")
+    assert json.loads(done.out)["precision"] == "float32, uint8"
 
 
 @pytest.mark.parametrize(
