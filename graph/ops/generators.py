@@ -148,10 +148,38 @@ class EyeLike(SameShape):
 # ---- random numbers --------------------------------------------------------------------------------------------------
 
 
-class RandomOfShape(TensorOp):
+def random_numbers(seed: float | None) -> np.random.Generator:
+    """What draws: the same numbers for the same seed, others each time without one."""
+    return np.random.default_rng(None if seed is None else np.float32(seed).view(np.uint32))
+
+
+class Drawn(TensorOp):
+    """Numbers of a distribution."""
+
+    def draw(self, op: Operation, shape: Sequence[int]) -> np.ndarray:
+        """Drawn in f32 at least."""
+        dtype = self.result_dtype(op)
+        assert dtype is not None
+        wide: Any = np.float64 if dtype is dtypes.f64 else np.float32
+        random, name = random_numbers(op.attr("seed")), op.definition.op_type
+        if name.startswith("RandomNormal"):
+            drawn, factor, least = random.standard_normal(shape, wide), op.attr("scale"), op.attr("mean")
+        else:
+            drawn, least = random.random(shape, wide), op.attr("low")
+            factor = op.attr("high") - least
+        drawn = np.asarray(drawn)
+        drawn *= wide(factor)
+        drawn += wide(least)
+        return drawn.astype(dtype.numpy, copy=False)
+
+
+class RandomOfShape(Drawn):
     """Random numbers in a tensor of the shape that attribute `shape` gives."""
 
     traits = frozenset({Trait.RANDOM})
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return self.draw(op, op.attr("shape"))
 
     def result_dtype(self, op: Operation) -> DType | None:
         return dtype_attribute(op, "dtype", dtypes.f32)
@@ -173,10 +201,13 @@ class RandomUniform(RandomOfShape):
     """Evenly distributed between `low` and `high`."""
 
 
-class RandomLike(SameShape):
+class RandomLike(Drawn, SameShape):
     """Random numbers in a tensor shaped like the operand."""
 
     traits = frozenset({Trait.RANDOM, Trait.SHAPE_ONLY})
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return self.draw(op, np.shape(operands[0]))
 
     def result_dtype(self, op: Operation) -> DType | None:
         return dtype_attribute(op, "dtype", dtype_of(op, 0))
@@ -209,6 +240,12 @@ class Bernoulli(SameShape):
         drawn = builder.random_uniform_like(chance, seed=op.attr("seed"))
         return [builder.cast(builder.less(drawn, chance), to=dtype.onnx_code)]
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        chance, dtype = operands[0], self.result_dtype(op)
+        assert dtype is not None
+        wide: Any = np.float64 if chance.dtype == np.float64 else np.float32
+        return (random_numbers(op.attr("seed")).random(chance.shape, wide) < chance).astype(dtype.numpy)
+
 
 @op("Multinomial")
 class Multinomial(TensorOp):
@@ -231,6 +268,5 @@ class Multinomial(TensorOp):
         assert dtype is not None
         chances = np.exp(logits - logits.max(axis=1, keepdims=True))
         cumulative = np.cumsum(chances, axis=1)
-        random = np.random.default_rng(None if seed is None else np.float32(seed).view(np.uint32))
-        drawn = random.random((len(logits), op.attr("sample_size", 1))) * cumulative[:, -1:]
+        drawn = random_numbers(seed).random((len(logits), op.attr("sample_size", 1))) * cumulative[:, -1:]
         return (drawn[:, :, None] >= cumulative[:, None, :]).sum(axis=2).astype(dtype.numpy)
