@@ -69,7 +69,7 @@ def max_unpool(op: Operation, grads: Sequence[Value | None], b: GradientBuilder)
 
 
 def window_sums(op: Operation, b: GradientBuilder, x: Value, is_padded: bool = False) -> Value:
-    """The sum of each window of x, by a convolution with ones that takes each channel for an image.
+    """The sum of each window of x, by a convolution of each channel with ones.
 
     `is_padded`: the pads that the pool gives as numbers are there already.
     """
@@ -93,11 +93,18 @@ def window_sums(op: Operation, b: GradientBuilder, x: Value, is_padded: bool = F
         if is_padded:
             after = [end - pad for end, pad in zip(after, window.after, strict=True)]
             before = [0] * rank
-    head = b.create("shape", [x], {"end": 2}).result
-    planes = b.reshape(x, b.concat(b.ints([-1, 1]), b.create("shape", [x], {"start": 2}).result, axis=0))
-    ones = b.const(np.ones((1, 1, *[number(size) for size in window.kernel]), b.dtype(x).numpy))
-    sums = b.conv(planes, ones, strides=window.strides, dilations=window.dilations, pads=[*before, *after])
-    result: Value = b.reshape(sums, b.concat(head, b.create("shape", [sums], {"start": 2}).result, axis=0))
+    attributes = {"strides": window.strides, "dilations": window.dilations, "pads": [*before, *after]}
+    kernel = [number(size) for size in window.kernel]
+    channels = b.known_shape(x)[1]
+    result: Value
+    if isinstance(channels, int):
+        ones = b.const(np.ones((channels, 1, *kernel), b.dtype(x).numpy))
+        result = b.conv(x, ones, group=channels, **attributes)
+    else:  # each channel is an image
+        head = b.create("shape", [x], {"end": 2}).result
+        planes = b.reshape(x, b.concat(b.ints([-1, 1]), b.create("shape", [x], {"start": 2}).result, axis=0))
+        sums = b.conv(planes, b.const(np.ones((1, 1, *kernel), b.dtype(x).numpy)), **attributes)
+        result = b.reshape(sums, b.concat(head, b.create("shape", [sums], {"start": 2}).result, axis=0))
     return b.slice(result, *_first_places(op, b)) if window.ceil_mode else result
 
 

@@ -134,7 +134,16 @@ class Sweep:
         if len(found) > 1:
             combine = self.builder.add if len(found) == 2 else self.builder.sum
             self._partial[value] = found = [combine(*found)]
+        self._give_shape(found[0], value)
         return found[0]
+
+    def _give_shape(self, grad: Value, value: Value) -> None:
+        """An adjoint has the shape of its value, even where inference cannot tell: so rules need not ask the run."""
+        have, want = grad.type, value.type
+        if grad.producer not in self._own or not isinstance(have, TensorType) or not isinstance(want, TensorType):
+            return
+        if have.dtype is want.dtype and have.rank in (None, want.rank) and have.shape != want.shape:
+            grad.type = want
 
     def run(self, ops: Sequence[Operation]) -> None:
         for op in reversed(ops):

@@ -140,6 +140,14 @@ def test_recurrent_networks(name: str) -> None:
     recurrent(name, 1, {"direction": "reverse", "clip": 0.8}, lengths=True, states=False)
 
 
+def test_adjoints_of_sequences_of_any_length_ask_the_run_for_no_axes() -> None:
+    from tilewright import i64, nn, train
+
+    model = nn.Sequential(nn.Embedding(9, 4), nn.LSTM(4, 3, bidirectional=True), nn.Linear(6, 2))
+    step = train.step(model.to_model(x=i64["n", "t"]), nn.CrossEntropyLoss(axis=-1), "sgd")
+    assert not [op for op in step.walk() if op.name == "nonzero"]
+
+
 def test_options_of_cells() -> None:
     recurrent("gru", 1, {"linear_before_reset": 1}, lengths=False, states=True)
     recurrent("lstm", 1, {"input_forget": 1}, lengths=False, states=True)
