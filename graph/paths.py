@@ -29,7 +29,8 @@ def names_in(folder: Path) -> list[str]:
 
 
 def check_target(path: str | os.PathLike[str], what: str = "output") -> None:
-    """Raise UsageError file/output if `path` is a folder, ends as one does, or lies in a folder that does not exist.
+    """Raise UsageError file/output if `path` is a folder, ends as one does, or lies in a folder that does not exist or
+    in which nothing can be written.
 
     `what` names the file in the message, as "output" or "checkpoint".
     """
@@ -40,6 +41,8 @@ def check_target(path: str | os.PathLike[str], what: str = "output") -> None:
         raise UsageError("file/output", f"the {what} {text} is a folder that does not exist", notes=["name a file"])
     if not place.parent.is_dir():
         raise UsageError("file/output", f"the folder of the {what}, {place.parent}, does not exist")
+    if not os.access(place.parent, os.W_OK):
+        raise UsageError("file/output", f"nothing can be written in the folder of the {what}, {place.parent}")
 
 
 def check_folder(path: str | os.PathLike[str] | None, option: str) -> None:

@@ -168,6 +168,7 @@ class _Training:
         data = _fitting(data, self.trainer)
         if not options["resume"]:
             check_checkpoint(files.checkpoint)
+            _set_aside(files.checkpoint)
         self.trainer.check_classes(data.arrays)
         self.held_out: train.Dataset | None = None
         if options["validation"]:
@@ -196,7 +197,7 @@ class _Training:
                 on_start=self._say_where if options["resume"] else None,
                 on_step=bar.step,
                 on_epoch=on_epoch,
-                facts=self.facts,
+                facts={**self.facts, "planned": options["epochs"]},
             )
         if run.interrupted:
             done = f"interrupted after {len(run.losses)} steps; {self.checkpoint} is saved, --resume goes on"
@@ -298,6 +299,22 @@ def _facts(options: dict[str, Any], data: train.Dataset) -> dict[str, Any]:
     if options["validation"]:
         facts["validation"] = f"{options['validation']} drawn with seed {options['seed']}"
     return {"data": f"{len(data)} examples ({content.hexdigest()})", **facts}
+
+
+def _set_aside(path: Path) -> None:
+    """Keep the checkpoint of a run that did not end: a forgotten --resume would replace it."""
+    if not path.exists():
+        return
+    try:
+        before = train.load_checkpoint(path)
+    except UsageError:
+        return  # damaged, and so of no use
+    if before.epoch < before.facts.get("planned", 0):
+        old = path.with_name(f"{path.name}.old")
+        os.replace(path, old)
+        steps = len(before.losses)
+        click.echo(f"warning: {path} was of a run that ended after {steps} steps; it is {old} now", err=True)
+        click.echo("  note: --resume would have gone on from there", err=True)
 
 
 def _fitting(data: train.Dataset, trainer: train.Trainer) -> train.Dataset:

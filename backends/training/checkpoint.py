@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,9 +46,10 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
     facts["facts"] = checkpoint.facts
     arrays["losses"] = np.array(checkpoint.losses, np.float64)
     arrays[_FACTS] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
+    # One name, so that a process which is killed while it writes leaves one file, and the next one none.
+    temporary = target.with_name(f".{target.name}.tmp")
     try:
-        with open(temporary, "xb") as file:
+        with open(temporary, "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())

@@ -13,6 +13,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -37,7 +38,7 @@ class Batches:
 
     def map(self, function: Callable[[Batch], Mapping[str, np.ndarray]]) -> Batches:
         """Each batch through `function`."""
-        return _Mapped(self, lambda batch, random: function(batch), None)
+        return _Mapped(self, wraps(function)(lambda batch, random: function(batch)), None)
 
     def augment(self, function: Augmentation, seed: int = 0) -> Batches:
         """Each batch through `function(batch, random)`, whose generator depends on seed, epoch and batch."""
@@ -60,7 +61,11 @@ class _Mapped(Batches):
     def epoch(self, number: int) -> Iterator[Batch]:
         for index, batch in enumerate(self.source.epoch(number)):
             key = [0] if self.seed is None else [self.seed, number, index]
-            yield dict(self.function(batch, np.random.default_rng(key)))
+            found = self.function(batch, np.random.default_rng(key))
+            if not isinstance(found, Mapping):
+                made = getattr(self.function, "__name__", "the function")
+                raise UsageError("data/map", f"{made} has to give a dict of arrays, not {type(found).__name__}")
+            yield dict(found)
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,9 @@ class Dataset:
     def __init__(self, arrays: Mapping[str, Any], order_seed: int | None = None) -> None:
         self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
         lengths = {name: len(array) if array.ndim else None for name, array in self.arrays.items()}
-        if not lengths or len(set(lengths.values())) > 1 or None in lengths.values():
+        if not lengths:
+            raise UsageError("data/length", "there are no arrays")
+        if len(set(lengths.values())) > 1 or None in lengths.values():
             raise UsageError("data/length", f"all arrays need equally many examples, they have {lengths}")
         self.order_seed = order_seed
 
@@ -182,4 +189,7 @@ def as_batches(data: Any, names: Sequence[str] = ("x", "target")) -> Batches:
         return data
     if isinstance(data, Dataset):
         raise UsageError("data/batch", "a Dataset is cut into batches first: data.batch(32)")
+    if isinstance(data, Mapping | np.ndarray | str) or not (callable(data) or hasattr(data, "__iter__")):
+        hint = 'Dataset({"x": ..., "target": ...}).batch(32), or a list of such dicts'
+        raise UsageError("data/batch", f"batches are needed, not {type(data).__name__}", notes=[hint])
     return replace(IterableBatches(data), names=tuple(names))

@@ -60,6 +60,9 @@ def fit(
     Raises UsageError for a damaged checkpoint or one of another step, ExecutionError from the step and for a state with
     NaN or infinity that should be saved; the checkpoint that was there stays.
     """
+    for name, number in (("epochs", epochs), ("every", every)):
+        if number < 0:
+            raise UsageError("train/number", f"{name} is at least 0, not {number}")
     if resume and checkpoint is None:
         raise UsageError("train/resume", "resume needs the checkpoint to go on from")
     if checkpoint is not None:

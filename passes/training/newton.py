@@ -33,6 +33,8 @@ class NewtonCG(Optimizer):
     not positive: s is then what was found so far, at first -g.
     """
 
+    is_elementwise = False
+
     learning_rate: float | Schedule = 1.0
     iterations: int = 10
     damping: float = field(default=1e-4, kw_only=True)

@@ -65,6 +65,8 @@ class Optimizer:
     """
 
     slots: ClassVar[tuple[str, ...]] = ()
+    # Whether it looks at nothing but numbers: parameters, gradients, its own tensors.
+    is_elementwise: ClassVar[bool] = True
 
     learning_rate: float | Schedule = 1e-2
     weight_decay: float = field(default=0.0, kw_only=True)

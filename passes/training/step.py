@@ -318,7 +318,8 @@ class _StepMaker:
         b = self.b
         self._check_second_order()
         b.location = _location("gradients")
-        grads = [b.as_dtype(b.tensor(grad), _dtype(each.state)) for each, grad in zip(trainables, raw, strict=True)]
+        self.widths = [self._width(each) for each in trainables]
+        grads = [b.as_dtype(b.tensor(grad), dtype) for dtype, grad in zip(self.widths, raw, strict=True)]
         finite = None
         if self.scaling is not None:
             grads = [grad / b.like(self.scale, grad) for grad in grads]
@@ -335,15 +336,24 @@ class _StepMaker:
         done = b.cast(number, to=dtypes.f64)
         at_now = Moment(b, self.optimizer.rate(b, done), done + 1.0, at, raw)
         parameters = []
-        for each, grad in zip(trainables, grads, strict=True):
-            shape = np.zeros(each.initial.shape, _dtype(each.state).numpy)
-            slots = {slot: b.state(b.unused(f"{each.name}_{slot}"), shape) for slot in self.optimizer.slot_names()}
-            parameters.append(Parameter(each.name, each.state, grad, slots))
+        for each, grad, dtype in zip(trainables, grads, self.widths, strict=True):
+            zeros = np.zeros(each.initial.shape, dtype.numpy)
+            slots = {slot: b.state(b.unused(f"{each.name}_{slot}"), zeros) for slot in self.optimizer.slot_names()}
+            parameters.append(Parameter(each.name, b.as_dtype(each.state, dtype), grad, slots))
         b.location = _location(type(self.optimizer).__name__.lower())
-        for parameter, (value, new) in zip(parameters, self.optimizer.update(at_now, parameters), strict=True):
-            pairs = [(parameter.value, value), *((parameter.slots[slot], tensor) for slot, tensor in new.items())]
+        found = zip(trainables, parameters, self.optimizer.update(at_now, parameters), strict=True)
+        for each, parameter, (value, new) in found:
+            kept = b.as_dtype(value, _dtype(each.state))
+            pairs = [(each.state, kept), *((parameter.slots[slot], tensor) for slot, tensor in new.items())]
             for old, changed in pairs:
                 b.update(old, changed if ready is None else b.where(ready, changed, old))
+
+    def _width(self, each: Trainable) -> dtypes.DType:
+        """What an update is computed in: f16 holds neither squares of gradients nor what is added to their root."""
+        dtype = _dtype(each.state)
+        # Newton's products with the Hessian are of the parameters themselves.
+        is_narrow = dtype in (dtypes.f16, dtypes.bf16) and self.optimizer.is_elementwise
+        return dtypes.f32 if is_narrow else dtype
 
     def _check_second_order(self) -> None:
         from .newton import NewtonCG
@@ -361,8 +371,8 @@ class _StepMaker:
             return grads, None, step
         ready = b.equal(b.mod(step, np.array(calls, np.int64)), np.array(calls - 1, np.int64))
         means = []
-        for each, grad in zip(trainables, grads, strict=True):
-            zeros = np.zeros(each.initial.shape, _dtype(each.state).numpy)
+        for each, grad, dtype in zip(trainables, grads, self.widths, strict=True):
+            zeros = np.zeros(each.initial.shape, dtype.numpy)
             state = b.state(b.unused(f"{each.name}_accumulated"), zeros)
             total = state + grad
             b.update(state, b.where(ready, b.like(0.0, total), total))

@@ -76,6 +76,11 @@ def test_ctrl_c_saves_and_resume_goes_on_with_the_same_bits(
     assert result.code == 130
     assert "interrupted after 6 steps" in result.err
     assert not model.with_name("out.onnx").exists()
+    saved = model.with_name("out.checkpoint.npz").read_bytes()
+    result = command("train", *arguments[:-2], "-o", model.with_name("out.onnx"))
+    assert "out.checkpoint.npz.old now\n  note: --resume would have gone on" in result.err
+    assert model.with_name("out.checkpoint.npz.old").read_bytes() == saved
+    os.replace(model.with_name("out.checkpoint.npz.old"), model.with_name("out.checkpoint.npz"))
     result = command("train", *arguments, "--resume", "--json")
     assert f"resumed at step 6 of {len(expected)}, from" in result.err
     assert json.loads(result.out)["losses"] == expected

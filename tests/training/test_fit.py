@@ -111,6 +111,9 @@ def test_any_iterable_of_batches_trains(data: Any) -> None:
         ([], "no batches"),
         (train.Dataset({"x": X, "target": T}), "cut into batches"),
         ([{"x": X[:4], "target": T[:3]}], "n"),
+        (None, "batches are needed, not NoneType"),
+        ({"x": X, "target": T}, "batches are needed, not dict"),
+        (train.Dataset({"x": X, "target": T}).batch(8).map(lambda batch: None), "has to give a dict of arrays"),  # type: ignore
     ],
 )
 def test_data_that_does_not_fit_is_refused(data: Any, message: str) -> None:

@@ -241,6 +241,18 @@ def test_loss_scaling_leaves_out_updates_that_overflow() -> None:
     assert trainer.trained(classifier(f16)).main.block.first is not None
 
 
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw", "adagrad", "rmsprop", "lamb"])
+def test_parameters_in_half_precision_are_updated_in_single(name: str) -> None:
+    """Squares of gradients and a small epsilon are 0 in f16."""
+    step = train.step(classifier(f16), "cross-entropy", name, master_weights=False)
+    for target in ("reference", "cpu"):
+        trainer = train.Trainer(step, target)
+        losses = [trainer.step({"x": X.astype(np.float16), "target": TARGET}) for _ in range(20)]
+        assert trainer.state["w1"].dtype == np.float16
+        assert all(np.isfinite(array).all() for array in trainer.state.values())
+        assert losses[-1] < losses[0]
+
+
 def test_a_constant_loss_scale_changes_nothing_in_f32() -> None:
     found = []
     for scale in (None, 1024.0):
