@@ -102,7 +102,7 @@ def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
     fixed_k = fixed or computed_in(dtype) is not dtype  # sums of narrow floats are not stored in parts
     tiling = choose_tiling(
         machine, dtype, m if static_m else None, n if fixed else None, k if fixed_k else None, math.prod(batch),
-        is_weight, b_column, b_k, a_row,
+        is_weight, b_column, b_k, a_row, planner.threads,
     )  # fmt: skip
     space = collapse(batch, [view.layout.strides[:-2] for view in (product.a, b, product.c, *product.extras)])
     gemm = Gemm(

@@ -318,7 +318,9 @@ def _convolve(
     name = f"conv_{'x'.join(map(str, window.kernel))}_{conv.channels}_{conv.outputs}"
     compiled = planner.library.get(key, lambda name: build_conv(name, conv, tiling), name)
     packed = _packed(planner, filters, conv, tiling)
-    blocks = conv_blocks(conv, tiling, machine, places[1], places[2], planner.threads)
+    blocks = apply(
+        lambda rows, pixels: conv_blocks(conv, tiling, machine, rows, pixels, planner.threads), places[1], places[2]
+    )  # fmt: skip
     given = _arguments(planner, start, x, y, extras) | {"w": planner.buffer(packed), "blocks": blocks}
     units = conv_units(conv, tiling, y.shape[0], places[0], blocks) if y.layout.size else 0
     planner.call(compiled, conv_arguments(conv), given, units, 2.0 * y.layout.size * conv.depth)

@@ -67,6 +67,16 @@ def test_a_stack_whose_rows_do_not_follow_each_other_times_one_matrix(rows: int)
     assert list(executable.report()["kernels"]) == [f"gemm_{rows}x70x40"]
 
 
+def test_rows_of_their_own_give_threads_the_same_bits() -> None:
+    b = tilewright.Builder("rows")
+    x, w = random.standard_normal((200, 300)).astype(np.float32), random.standard_normal((300, 600)).astype(np.float32)
+    b.output(b.relu(b.input("x", f32[x.shape]) @ w), "z")
+    model = b.build()
+    one, two = (tilewright.compile(model, target="cpu", threads=n).run({"x": x})["z"] for n in (1, 2))
+    assert np.array_equal(one, two)
+    np.testing.assert_allclose(one, np.maximum(x.astype(np.float64) @ w, 0), rtol=0, atol=1e-3)
+
+
 def test_narrow_floats_of_any_depth_share_no_partial_sums() -> None:
     b = tilewright.Builder("narrow")
     b.output(b.input("x", f16["m", "k"]) @ b.input("y", f16["k", "n"]), "z")

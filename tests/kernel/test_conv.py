@@ -229,6 +229,14 @@ def test_bias_residual_scale_and_activation(width: int, static: bool) -> None:
         case.check(each[index], np.maximum(total, 0))
 
 
+@pytest.mark.parametrize(("size", "blocks"), [(7, 1), (14, 2)])
+def test_threads_have_rows_of_their_own_if_there_are_many(size: int, blocks: int) -> None:
+    machine = machine_of_width(512)
+    conv = Conv(Window.of((1, 1)), 1024, 256, f32, rows=size, pixels=size)
+    tiling = choose_conv_tiling(conv, machine)
+    assert [conv_blocks(conv, tiling, machine, size, size, threads) for threads in (1, 2)] == [1, blocks]
+
+
 @pytest.mark.parametrize("parts", [2, 3, 7])
 def test_work_can_be_shared_out_anywhere(parts: int) -> None:
     case = Case((2, 4, 4), 1, 5, (1, 3, 1), pads=1, groups=2, images=2)

@@ -217,6 +217,13 @@ def test_the_widest_tile_of_few_rows_has_several_panels() -> None:
     assert choose_tiling(machine, f32, 128, 50_000, 768).panels == 1
 
 
+@pytest.mark.parametrize(("m", "blocks"), [(49, 1), (192, 2), (197, 2)])
+def test_threads_have_rows_of_their_own_if_there_are_many(m: int, blocks: int) -> None:
+    machine = machine_of_width(0)
+    alone, shared = (choose_tiling(machine, f32, m, 768, 768, threads=threads) for threads in (1, 2))
+    assert (-(-m // alone.block), -(-m // shared.block)) == (1, blocks)
+
+
 @pytest.mark.parametrize("dtype", [f16, bf16, i32], ids=str)
 @pytest.mark.parametrize("m", [2, 40])
 def test_narrow_and_whole_numbers(dtype: DType, m: int) -> None:

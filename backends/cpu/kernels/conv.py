@@ -51,7 +51,7 @@ from .image import (
     tile_strides,
 )
 from .pack import fill_panels, on_cache_lines, packed_panels
-from .tile import Epilogue, EpilogueOperand, Size, Target, Tile, finishing_body
+from .tile import THREAD_ROWS, Epilogue, EpilogueOperand, Size, Target, Tile, finishing_body
 
 # Of an image with at most so many tiles, the filters of the next panel are fetched while this one is used.
 PREFETCH_TILES = 48
@@ -179,14 +179,15 @@ def _shares(total: int, most: int) -> list[int]:
 
 def conv_blocks(conv: Conv, tiling: ConvTiling, machine: Machine, rows: int, pixels: int, threads: int = 1) -> int:
     """Into how many blocks the rows of an output are cut: so that a block's input fits into the second-level cache, its
-    output is written there, and each thread gets several units of work."""
+    output is written there, and each thread gets several units of work, of rows of its own if there are many."""
     size = computed_in(conv.dtype).numpy.itemsize
     height, width = conv.window.strides[1:]
     row = max(1, pixels * width * conv.channels * height * size, pixels * conv.outputs * size)
     blocks = -(-rows * row // max(1, machine.l2 // 2))
     panels = conv_units(conv, tiling, 1, 1, 1)
     wanted = 1 if threads == 1 else 4 * threads
-    blocks = even_blocks(max(blocks, -(-wanted // panels)), panels, threads)
+    blocks = max(blocks, -(-wanted // panels), threads if rows * pixels >= threads * THREAD_ROWS else 1)
+    blocks = even_blocks(blocks, panels, threads)
     return max(1, min(blocks, -(-rows // tiling.rows)))
 
 

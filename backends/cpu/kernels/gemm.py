@@ -35,7 +35,7 @@ from ....graph.module import Module
 from ..machine import Machine
 from .gemm_tiles import TileFunctions
 from .pack import pack_strip, strip_size
-from .tile import Epilogue, EpilogueOperand, Size, finishing_body, is_long
+from .tile import THREAD_ROWS, Epilogue, EpilogueOperand, Size, finishing_body, is_long
 
 # A product is cut into so many units of work if it is large, whatever the number of threads.
 UNITS = 16
@@ -119,11 +119,13 @@ def choose_tiling(
     b_column: Size = 1,
     b_k: Size = None,
     a_row: Size = None,
+    threads: int = 1,
 ) -> Tiling:
     """A tile that fills the registers (14 x 2 of 32, 6 x 2 of 16), and blocks that fill half the second-level cache.
 
     `packed` says whether B lies in panels; if not, `b_k` and `b_column` are the strides of its rows and columns. An
-    `a_row` of 1 says that columns of A are contiguous, as in the gradient of a weight.
+    `a_row` of 1 says that columns of A are contiguous, as in the gradient of a weight. Results do not depend on
+    `threads`, only which of them computes what.
     """
     lanes = machine.lanes(computed_in(dtype))
     vectors = 1 if n is not None and n <= lanes else 2
@@ -142,7 +144,10 @@ def choose_tiling(
         groups = batch * -(-(n or 1) // (vectors * lanes))
         # Smaller blocks only to have work for all threads: each reads all of B.
         least = rows * (4 if packed else 8)
-        block = min(block, max(least, -(-m // -(-UNITS // groups))))
+        blocks = -(-UNITS // groups)
+        if packed and threads > 1 and m >= threads * THREAD_ROWS:
+            blocks = max(blocks, threads)
+        block = min(block, max(least, -(-m // blocks)))
     tiling = Tiling(rows, vectors, lanes, depth, block, unroll=4 if m is not None else 2, pack_a=turned)
     if not packed:
         direct = b_column == 1 and m is not None and m <= _DIRECT_ROWS and _stays(machine, b_k, depth, element)

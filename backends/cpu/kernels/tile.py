@@ -35,6 +35,10 @@ Size: TypeAlias = "int | None"
 # Builds f(sum, operands) for a vector of numbers.
 EpilogueBody = Callable[[LoopBuilder, Value, Sequence[Value]], Value]
 
+# With so many rows (or pixels) for each thread, threads have rows of their own rather than columns: what steps before
+# made of these is in their core's cache then, which is worth reading all of the right factor in each.
+THREAD_ROWS = 96
+
 # An epilogue of at most so many operations for each vector is unrolled over the tile.
 SHORT_EPILOGUE = 8
 
