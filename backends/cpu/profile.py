@@ -35,6 +35,20 @@ class Timed:
     is_host_step: bool = False
 
 
+class Profile(list[Timed]):
+    """What a run consists of, in order; printed as a table, the longest first."""
+
+    def __str__(self) -> str:
+        whole = sum(row.seconds for row in self)
+        lines = [f"{len(self)} steps, {whole * 1e3:.3f} ms", f"{'ms':>9} {'%':>5} {'Gop/s':>6}  kernel, types, place"]
+        for row in sorted(self, key=lambda row: -row.seconds):
+            rate = f"{row.operations / row.seconds / 1e9:.1f}" if row.operations and row.seconds else ""
+            name = f"{row.kernel} (host)" if row.is_host_step else row.kernel
+            share = 100 * row.seconds / whole if whole else 0.0
+            lines.append(f"{row.seconds * 1e3:9.3f} {share:5.1f} {rate:>6}  {name}  {row.types}  {row.place}".rstrip())
+        return "\n".join(lines)
+
+
 @dataclass
 class Recorder:
     """Receives what each step took, in the place of one native call for all of them.
@@ -67,9 +81,9 @@ class Recorder:
         self.steps[key] = step, parts
         self.samples.setdefault(key, []).append(seconds)
 
-    def rows(self) -> list[Timed]:
+    def rows(self) -> Profile:
         """What was recorded, in the order in which steps ran first."""
-        return [self._row(*self.steps[key], statistics.median(found)) for key, found in self.samples.items()]
+        return Profile(self._row(*self.steps[key], statistics.median(found)) for key, found in self.samples.items())
 
     def _row(self, step: Call | Operation, parts: int, seconds: float) -> Timed:
         if isinstance(step, Operation):

@@ -29,6 +29,11 @@ def test_each_call_is_timed_and_named() -> None:
     assert all(row.seconds > 0 and not row.is_host_step for row in rows)
     assert rows[0].types == "f32[n, 8], f32[8, 4] -> f32[n, 4]"
     assert executable.run({"x": np.ones((3, 8), np.float32)})["y"].shape == (3, 4)
+    title, head, *lines = str(rows).splitlines()
+    assert title.startswith("2 steps, ")
+    assert head.split() == ["ms", "%", "Gop/s", "kernel,", "types,", "place"]
+    assert len(lines) == 2
+    assert any("f32[n, 8], f32[8, 4] -> f32[n, 4]" in line for line in lines)
 
 
 def test_host_steps_are_timed_too() -> None:

@@ -372,7 +372,21 @@ def test_the_check_knows_kinks() -> None:
     report = check_gradients(model(lambda b, x: b.relu(x), {"x": normal(2)}), {"x": np.array([0.0, 1.0])})
     assert all(each.kink for each in report.checks)
     assert not report.failures
+    assert not report.passed, "nothing was compared"
     assert "kink" in str(report)
+
+
+def test_the_check_holds_what_is_drawn() -> None:
+    def build(b: Any, x: Any, w: Any) -> Any:
+        return b.matmul(b.dropout(b.tanh(x), np.array(0.5), np.array(True)), w)
+
+    feeds = {"x": normal(5, 4), "w": normal(4, 3)}
+    report = check_gradients(model(build, feeds), feeds)
+    assert report.passed
+    assert not any(each.kink for each in report.checks)
+    noisy = model(lambda b, x: b.add(x, b.random_normal_like(x)), {"x": normal(3)})
+    with pytest.raises(UsageError, match="random_normal_like draws other numbers in each run"):
+        check_gradients(noisy, {"x": normal(3)})
 
 
 def test_the_check_makes_up_a_point() -> None:
