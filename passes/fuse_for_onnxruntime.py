@@ -7,8 +7,8 @@ ONNX Runtime 1.32; every rule is tested there.
 Invariant: a rule proves the element type, the ranks and the dims that a kernel asks for; where a dim is not known to be
 what it must be, the operators stay as they are.
 
-With `fast`, time counts for more than nodes: operators that are slower than their parts are not used even where ONNX
-Runtime's own optimizer would put them in.
+Where rows are wide, and everywhere with `fast`, time counts for more than nodes: operators that are slower than their
+parts are not used even where ONNX Runtime's own optimizer would put them in.
 
     %0 = add %x, %b : f32[n, 8]            // %b : f32[8]
     %1 = gelu %0 : f32[n, 8]               ->      %1 = com.microsoft.BiasGelu %x, %b : f32[n, 8]
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 from .base import RulePass
 from .driver import apply_rules
-from .fuse_for_onnxruntime_activations import ACTIVATION_RULES, FAST_ACTIVATION_RULES, OwnGelu
+from .fuse_for_onnxruntime_activations import ACTIVATION_RULES, NEVER_WIDE, WIDE, OwnGelu, activation_rules
 from .fuse_for_onnxruntime_attention import ATTENTION_RULES, RuntimeAttention
-from .fuse_for_onnxruntime_norms import FAST_NORM_RULES, NORM_RULES, OwnRmsNorm, SumOfThree
+from .fuse_for_onnxruntime_norms import NORM_RULES, OwnRmsNorm, SumOfThree, norm_rules
 from .fuse_for_onnxruntime_products import PREPARING_RULES, PRODUCT_RULES
 from .fuse_for_onnxruntime_rotary import RuntimeRotary
 
@@ -60,9 +60,10 @@ class FuseForOnnxRuntime(RulePass):
         changed = apply_rules(module, PREPARING_RULES, context)
         opset = module.opsets.get("", 1)
         changed |= apply_rules(module, (RuntimeAttention(opset, only_projected=self.functions),), context)
-        norms = FAST_NORM_RULES if self.fast else NORM_RULES
-        activations = FAST_ACTIVATION_RULES if self.fast else ACTIVATION_RULES
-        changed |= apply_rules(module, (*PREPARING_RULES, *norms, *activations, *PRODUCT_RULES), context)
+        # Functions are taken apart again, so there time is not the point.
+        wide = 0 if self.fast else NEVER_WIDE if self.functions else WIDE
+        fused = (*norm_rules(wide), *activation_rules(wide))
+        changed |= apply_rules(module, (*PREPARING_RULES, *fused, *PRODUCT_RULES), context)
         own = () if self.functions else (RuntimeRotary(opset), OwnGelu(opset), OwnRmsNorm(opset))
         return apply_rules(module, (SumOfThree, *own), context) or changed
 

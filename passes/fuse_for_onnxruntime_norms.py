@@ -3,7 +3,8 @@
 SkipLayerNormalization and SkipSimplifiedLayerNormalization normalize input + skip + bias over the last dim, where both
 terms have the same two or three dims. They could give that sum as a further result, but are slower than the sum and the
 normalization by themselves (the first by a factor of 3 to 6, see benchmarks/fused_operators.py). So they are used only
-where nobody else needs the sum: there ONNX Runtime puts them into a session unasked.
+where nobody else needs the sum, and rows are narrow: there a node less matters, and ONNX Runtime puts them into a
+session unasked. For wide rows the sum is written as Sum, which it leaves alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import ClassVar
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
 from ..graph.opdef import lookup
-from .fuse_for_onnxruntime_activations import DOMAIN, is_row
+from .fuse_for_onnxruntime_activations import DOMAIN, WIDE, is_row, is_wide
 from .pattern import PatternBuilder, PatternValue
 from .proofs import same_dims
 from .rules import Match, Mismatch, OpRule, Rule, Verdict
@@ -26,13 +27,18 @@ _RMS_OPSET = 23
 
 
 class _SkipNorm(Rule):
-    """normalization(add(x, skip)) -> the operator that does both."""
+    """normalization(add(x, skip)) -> the operator that does both, for rows of less than `wide` numbers"""
 
     exactness = "reassociates"
     operator: ClassVar[str]
 
+    def __init__(self, wide: int = WIDE) -> None:
+        self.wide = wide
+
     def when(self, m: Match) -> Verdict:
         norm = m.root
+        if is_wide(m, m.x, self.wide):
+            return m.fail("ONNX Runtime runs the sum and the normalization faster than its operator for both", norm)
         if len(norm.results) > 1:
             return m.fail("mean or deviation are results, too", norm)
         if str(m.dtype(m.x)) not in _FLOATS or str(m.dtype(norm.result)) != str(m.dtype(m.x)):
@@ -161,9 +167,12 @@ class OwnRmsNorm(OpRule):
 
 
 class SumOfThree(Rule):
-    """add(add(x, row), y) -> sum(row, x, y), which is one operator, and as fast"""
+    """add(add(x, row), y) -> sum(row, x, y), which is one operator, and as fast; for rows of `wide` numbers or more"""
 
     name = "sum-of-three"
+
+    def __init__(self, wide: int = 0) -> None:
+        self.wide = wide
 
     def match(self, p: PatternBuilder, x: PatternValue, row: PatternValue, y: PatternValue) -> PatternValue:
         result: PatternValue = p.add(p.add(x, row), y)
@@ -172,6 +181,8 @@ class SumOfThree(Rule):
     def when(self, m: Match) -> Verdict:
         if str(m.dtype(m.x)) not in ("f32", "f64"):
             return m.fail(f"ONNX Runtime's kernel takes f32 and f64, not {m.dtype(m.x)}", m.root)
+        if not is_wide(m, m.x, self.wide):
+            return m.fail("its rows are narrow, and an operator for what follows may take the sum along", m.root)
         row = is_row(m, m.row, m.x)
         if isinstance(row, Mismatch):
             return row
@@ -187,7 +198,12 @@ class SumBeforeNorm(OpRule):
     name = "sum-before-normalization"
     root: ClassVar[str] = "add"
 
+    def __init__(self, wide: int = WIDE) -> None:
+        self.wide = wide
+
     def when(self, m: Match) -> Verdict:
+        if not is_wide(m, m.root.result, self.wide):
+            return m.fail("its rows are narrow, and the normalization takes the sum along", m.root)
         if str(m.dtype(m.root.result)) not in ("f32", "f64"):
             return m.fail("ONNX Runtime's kernel takes f32 and f64", m.root)
         users = [use.user.name for use in m.root.result.uses]
@@ -199,11 +215,15 @@ class SumBeforeNorm(OpRule):
         return b.create("sum", m.root.operands).result
 
 
-NORM_RULES = (SkipLayerNorm, SkipRmsNorm, SkipNormBias)
-# Where time counts for more than nodes.
-FAST_NORM_RULES = (SumOfThree, SumBeforeNorm)
+NORM_RULES = (SkipLayerNorm, SkipRmsNorm, SkipNormBias, SumBeforeNorm)
+
+
+def norm_rules(wide: int) -> tuple[Rule | OpRule, ...]:
+    """Rules for sums and normalizations, where rows of `wide` numbers are those for which time counts most."""
+    return (SkipLayerNorm(wide), SkipRmsNorm(wide), SkipNormBias(), SumOfThree(wide), SumBeforeNorm(wide))
+
 
 __all__ = [
-    "FAST_NORM_RULES", "NORM_RULES", "OwnRmsNorm", "SkipLayerNorm", "SkipNormBias", "SkipRmsNorm", "SumBeforeNorm",
-    "SumOfThree",
+    "NORM_RULES", "OwnRmsNorm", "SkipLayerNorm", "SkipNormBias", "SkipRmsNorm", "SumBeforeNorm", "SumOfThree",
+    "norm_rules",
 ]  # fmt: skip

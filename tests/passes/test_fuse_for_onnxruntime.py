@@ -173,6 +173,27 @@ def test_a_sum_that_others_use_is_made_by_itself(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SKIP)
+@pytest.mark.parametrize("width", [255, 256])
+def test_wide_rows_are_written_as_what_runs_faster(kind: str, width: int) -> None:
+    operators = [SKIP[kind]] if width < 256 else ["Sum", NORM[kind]]
+    rows = [random(width) for _ in range(3)]
+    for bias in (False, True):
+        b = Builder(opset=23)
+        x, skip = b.input("x", f32[2, 3, width]), b.input("s", f32[2, 3, width])
+        total = b.add(b.add(x, rows[2]) if bias else x, skip)
+        y = b.rms_normalization(total, rows[0]) if kind == "rms" else b.layer_normalization(total, *rows[:2])
+        b.output(y, "y")
+        check(b.build(), operators, {name: random(2, 3, width) for name in "xs"})
+
+
+def test_a_wide_bias_stays_with_its_product() -> None:
+    for width, operators in ((255, ["BiasGelu"]), (256, ["Add", "Gelu"])):
+        b = Builder(opset=20)
+        b.output(b.gelu(b.add(b.input("x", f32[2, width]), random(width))), "y")
+        check(b.build(), operators, {"x": random(2, width)})
+
+
+@pytest.mark.parametrize("kind", SKIP)
 def test_fast_leaves_slower_operators_out(kind: str) -> None:
     feeds = {name: random(3, 8) for name in "xs"}
     fast = "fuse-for-onnxruntime{fast=true},dce"
