@@ -26,16 +26,24 @@ def _static(value: Value) -> tuple[int, ...] | None:
 
 @expands("LpPool")
 def lp_pool(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
-    """The root of the mean of powers, times the number of elements of the window."""
-    x = op.operand_values[0]
-    if not is_native(x) or not dtype_of(x).is_float or op.attr("ceil_mode"):
+    """The root of the mean of powers, times the number of elements that it is of: all of the window or, where that may
+    reach beyond the end, those of the operand."""
+    x, result = op.operand_values[0], tensor_type(op.result).static_shape
+    if not is_native(x) or not dtype_of(x).is_float:
         return None
     kernel, p = tuple(op.attr("kernel_shape")), op.attr("p")
     attributes: dict[str, Any] = {name: op.attr(name) for name in _WINDOW if op.attr(name) is not None}
     dtype = dtype_of(x).numpy
+    count = np.array(math.prod(kernel))
+    if op.attr("ceil_mode"):
+        shape = _static(x)
+        if shape is None or result is None:
+            return None
+        count = (_window_places(Window.of(op, kernel), shape[2:], result[2:]) >= 0).sum(axis=1).reshape(result[2:])
+        attributes["ceil_mode"] = 1
     powers = b.pow(b.abs(x), b.const(np.array(p, dtype)))
-    mean = b.average_pool(powers, kernel_shape=kernel, count_include_pad=1, **attributes)
-    return [b.pow(b.mul(mean, b.const(np.array(math.prod(kernel), dtype))), b.const(np.array(1 / p, dtype)))]
+    mean = b.average_pool(powers, kernel_shape=kernel, count_include_pad=int(not count.shape), **attributes)
+    return [b.pow(b.mul(mean, b.const(count.astype(dtype))), b.const(np.array(1 / p, dtype)))]
 
 
 @expands("GlobalLpPool")
@@ -116,12 +124,13 @@ def _window_places(window: Any, spatial: Sequence[int], places: Sequence[int]) -
         starts = np.arange(count) * window.strides[axis] - before
         reach = starts[:, None] + np.arange(window.kernel[axis]) * window.dilations[axis]
         axes.append(np.where((reach >= 0) & (reach < spatial[axis]), reach, -1))
-    flat = np.zeros((math.prod(places), math.prod(window.kernel)), np.int64)
-    for row, place in enumerate(itertools.product(*map(range, places))):
-        for column, tap in enumerate(itertools.product(*map(range, window.kernel))):
-            found = [axes[a][i, j] for a, (i, j) in enumerate(zip(place, tap, strict=True))]
-            flat[row, column] = -1 if min(found) < 0 else np.ravel_multi_index(found, spatial)
-    return flat
+    # Places of all dims, then taps of all dims.
+    rank, flat, inside = len(places), np.zeros((1,) * 2 * len(places), np.int64), np.array(True)
+    for axis, reach in enumerate(axes):
+        seen = reach.reshape([n if i == axis else 1 for i in range(rank) for n in reach.shape[:1]]
+                             + [n if i == axis else 1 for i in range(rank) for n in reach.shape[1:]])  # fmt: skip
+        flat, inside = flat * spatial[axis] + seen, inside & (seen >= 0)
+    return np.where(inside, flat, -1).reshape(math.prod(places), math.prod(window.kernel))
 
 
 def _numbered(places: np.ndarray, spatial: Sequence[int], columns_first: bool) -> np.ndarray:

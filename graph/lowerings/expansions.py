@@ -23,7 +23,7 @@ Expansion: TypeAlias = "Callable[[Operation, OpBuilder], Sequence[Value] | None]
 
 _Function = TypeVar("_Function", bound="Callable[..., object]")
 _expansions: dict[tuple[str, str], Expansion] = {}
-_FAMILIES = ("expand_training", "expand_windows", "expand_linear", "expand_rest")
+_FAMILIES = ("expand_training", "expand_windows", "expand_linear", "expand_classical", "expand_rest")
 _loaded: list[str] = []
 
 
