@@ -40,6 +40,12 @@ def pytest_report_header(config: pytest.Config) -> str:
     return ", ".join(f"{name} {module.__version__}" for name, module in versions.items())
 
 
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that does not check bounds, whatever the suite runs with: only such code is kept on disk."""
+    monkeypatch.delenv("TILEWRIGHT_CHECK_BOUNDS", raising=False)
+
+
 @pytest.fixture(scope="session")
 def network() -> Callable[[str], Path]:
     """`network("ppocr-det")` is the path of a real network; skips, saying why, where it cannot be fetched."""

@@ -15,6 +15,7 @@ import tilewright
 from tilewright import Builder, f32
 from tilewright.graph.diagnostics import UsageError
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 random = np.random.default_rng(41)
 x = random.normal(size=(3, 40)).astype(np.float32)
 

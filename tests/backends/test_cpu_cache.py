@@ -15,6 +15,8 @@ from tilewright.backends.cpu.runtime import runtime
 from tilewright.graph.dtypes import f32
 from tilewright.graph.model_builder import Builder
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

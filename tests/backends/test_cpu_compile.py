@@ -22,6 +22,8 @@ from tilewright.graph.dtypes import f32, f64
 from tilewright.graph.kernel.loop_builder import LoopBuilder
 from tilewright.graph.module import Module
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 
 def adding(name: str, number: int) -> Module:
     """x[0] += number."""

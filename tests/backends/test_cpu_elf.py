@@ -129,6 +129,7 @@ def test_memory_is_given_back(objects: list[bytes]) -> None:
     assert mappings() <= before + 5
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_start_from_the_cache_does_not_load_llvm(tmp_path: Any) -> None:
     script = (
         "import os, sys; os.environ['TILEWRIGHT_CACHE'] = sys.argv[1]\n"
