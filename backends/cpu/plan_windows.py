@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ...graph.kernel.bodies import ROUNDING, ROUNDING_BITS, interpret
 from ...graph.kernel.kernel_base import ViewOp, epilogue_of, extras_of, take
 from ...graph.kernel.kernel_ops import Windowed
 from ...graph.kernel.scalar_emitter import ScalarEmitter, computed_in
-from ...graph.kernel.strided import Shape, Strided
+from ...graph.kernel.strided import Shape, Strided, dense_strides
 from ...graph.kernel.tracing import apply, choose
 from ...graph.lowerings.builder import data_of
 from ...graph.ops.conv_numeric import transposed_sizes
@@ -408,6 +409,10 @@ def plan_conv_transpose(planner: Planner, op: Operation) -> None:
         start = sum(place * stride for place, stride in zip(phase.start[3 - rank :], x.strides[2:], strict=True))
         own = w.seen(phase_filters(w.layout, phase, groups))
         filters = Filters(own, None if constant is None else (constant, own.layout))
+        if groups > 1 and groups == x.shape[1] == y.shape[1] and phase.window.taps <= MOST_TAPS:
+            taps = partial(_packed_taps, planner, filters)
+            _call_depthwise(planner, op, phase.window, (x, *views), start, taps, static)
+            continue
         _convolve(planner, op, phase.window, (x, *views), start, filters, static)
 
 
@@ -444,22 +449,42 @@ def convolve_depthwise(
     planner: Planner, op: Operation, geometry: Geometry, x: View, y: View, extras: Sequence[View], static: bool
 ) -> None:
     """Call the convolution of each channel with its own filter; that of bytes has sums that are whole floats."""
-    places, machine, weight = three(y.shape[2:]), planner.machine, op.operand_values[1]
+    start = -sum(before * stride for before, stride in zip(geometry.before, x.strides[2:], strict=True))
+
+    def taps(kernel: Depthwise, tiling: DepthwiseTiling) -> View:
+        zero = op.operand_values[3] if kernel.has_zero else None
+        return _packed_taps(planner, _filters(planner, op.operand_values[1], 1), kernel, tiling, zero)
+
+    _call_depthwise(planner, op, geometry.window, (x, y, *extras), start, taps, static)
+
+
+def _call_depthwise(
+    planner: Planner,
+    op: Operation,
+    window: Window,
+    views: Sequence[View],
+    start: int,
+    taps_of: Callable[[Depthwise, DepthwiseTiling], View],
+    static: bool,
+) -> None:
+    """Call the convolution of x, which begins `start` elements further on, channel by channel, to y; the other views
+    are the epilogue's."""
+    x, y, *extras = views
+    places, machine = three(y.shape[2:]), planner.machine
     planes, rows, pixels = places_of(places, static)
     epilogue = _epilogue(op, extras, static)
     if op.name == "kernel.integer_conv" and epilogue.body is not None:
         epilogue = replace(epilogue, body=of_whole_floats(op, epilogue.body))
     kernel = Depthwise(
-        geometry.window, y.shape[1], x.dtype, planes, rows, pixels, layout_of(x, static, True), layout_of(y, static),
+        window, y.shape[1], x.dtype, planes, rows, pixels, layout_of(x, static, True), layout_of(y, static),
         epilogue, None if x.dtype is y.dtype else y.dtype,
     )  # fmt: skip
     tiling = choose_depthwise_tiling(kernel, machine)
     key = ("depthwise", _without_body(kernel), tiling, finishing_key(op))
-    name = f"depthwise_{'x'.join(map(str, geometry.kernel))}_{kernel.channels}"
+    name = f"depthwise_{'x'.join(map(str, window.kernel))}_{kernel.channels}"
     compiled = planner.library.get(key, lambda name: build_depthwise(name, kernel, tiling), name)
-    taps = _packed_taps(planner, weight, kernel, tiling, op.operand_values[3] if kernel.has_zero else None)
+    taps = taps_of(kernel, tiling)
     blocks = depthwise_blocks(kernel, tiling, machine, places[1], places[2], planner.threads)
-    start = -sum(before * stride for before, stride in zip(geometry.before, x.strides[2:], strict=True))
     given = _arguments(planner, start, x, y, extras) | {"w": planner.buffer(taps)}
     given |= {"row_blocks": blocks.rows, "channel_blocks": blocks.channels}
     if kernel.has_zero:
@@ -609,29 +634,31 @@ def _pack_now(planner: Planner, w: View, conv: Conv, tiling: ConvTiling) -> View
 
 
 def _packed_taps(
-    planner: Planner, weight: Value, kernel: Depthwise, tiling: DepthwiseTiling, zero: Value | None
+    planner: Planner, filters: Filters, kernel: Depthwise, tiling: DepthwiseTiling, zero: Value | None = None
 ) -> View:
-    """Filters [channels, 1, *kernel] as the depthwise kernel reads them: [taps, channels], filled up with zeros."""
-    constant = planner.constant_behind(weight)
-    if constant is not None:
-        filters = _filters(planner, weight, 1)
+    """Filters [1, channels, 1, *kernel] as the depthwise kernel reads them: [taps, channels], filled up with zeros."""
+    if filters.key is not None:
         if zero is not None:
             zeros = _elements(planner, zero)
             found = planner.shared.kept(
-                ("taps", constant, filters.view.layout, tiling, zeros.tobytes()),
+                ("taps", *filters.key, tiling, zeros.tobytes()),
                 lambda: packed_taps(_centred(filters.array(), zeros), kernel, tiling),
             )
             return planner.constant(found, kernel.computed)
-        key = ("taps", constant, filters.view.layout, tiling)
+        key = ("taps", *filters.key, tiling)
         kept = planner.shared.kept(key, lambda: packed_taps(filters.array(), kernel, tiling))
         return planner.constant(kept, computed_in(kernel.dtype))
-    w, taps = planner.contiguous(planner.view(weight)), kernel.window.taps
+    w, taps = filters.view, kernel.window.taps
     width = -(-kernel.channels // tiling.lanes) * tiling.lanes
     packed = planner.allocate((taps, width), w.dtype)
     if width != kernel.channels:
         clear(planner, packed)
-    source = Strided((taps, kernel.channels), (1, taps), w.layout.offset)
-    copy(planner, w.seen(source), packed.seen(packed.layout.sliced(1, 0, kernel.channels)))
+    groups, outputs, _, *window = w.layout.shape
+    channel = w.layout.strides[0] if outputs == 1 else w.layout.strides[1]
+    assert groups == 1 or outputs == 1
+    source = Strided((*window, kernel.channels), (*w.layout.strides[3:], channel), w.layout.offset)
+    target = Strided(source.shape, (*(width * step for step in dense_strides(window)), 1), packed.layout.offset)
+    copy(planner, w.seen(source), packed.seen(target))
     return packed
 
 

@@ -21,6 +21,7 @@ OPERATORS: dict[str, tuple[str, tuple[int, int] | None, dict[str, Any]]] = {
     "depthwise": ("Conv", (CHANNELS, 1), {"group": CHANNELS}),
     "strided": ("Conv", (CHANNELS, CHANNELS), {"strides": 2}),
     "transposed": ("ConvTranspose", (CHANNELS, CHANNELS), {}),
+    "transposed_depthwise": ("ConvTranspose", (CHANNELS, 1), {"group": CHANNELS, "strides": 2}),
     "max_pool": ("MaxPool", None, {}),
     "average_pool": ("AveragePool", None, {}),
 }

@@ -107,3 +107,30 @@ def test_depthwise_convolutions() -> None:
     feeds = {"x": normal(2, 21, 9, 8), "w": normal(21, 1, 3, 3)}
     build: Any = lambda b, x, w: b.conv(x, w, pads=[1, 1, 1, 1], strides=[2, 1], group=21)  # noqa: E731
     check(build, feeds, "depthwise_weight")
+
+
+@pytest.mark.parametrize("channels", [16, 21])
+@pytest.mark.parametrize("is_constant", [True, False])
+@pytest.mark.parametrize("attributes", [
+    {"pads": [1, 1, 1, 1]}, {"strides": [2, 3], "output_padding": [1, 0], "pads": [0, 1, 2, 1]},
+    {"dilations": [2, 1], "strides": [1, 2]},
+], ids=str)  # fmt: skip
+def test_transposed_convolutions_of_each_channel(attributes: Any, is_constant: bool, channels: int) -> None:
+    """What the adjoints of depthwise convolutions' images are; with a bias and what follows it."""
+    feeds = {"x": normal(2, channels, 7, 6), "bias": normal(channels)}
+    filters = normal(channels, 1, 3, 2).astype(np.float32)
+    if not is_constant:
+        feeds["w"] = filters
+    given = {name: array.astype(np.float32) for name, array in feeds.items()}
+    whole = model(
+        lambda b, x, bias, w=None: b.relu(
+            b.conv_transpose(x, b.const(filters) if w is None else w, bias, group=channels, **attributes)
+        ),
+        given,
+    )
+    executable = tilewright.compile(whole, target="cpu")
+    expected = tilewright.compile(whole, target="reference").run(given)["y0"]
+    np.testing.assert_allclose(executable.run(given)["y0"], expected, atol=1e-5)
+    convolutions = [name for name in executable.report()["kernels"] if name.startswith(("conv_", "depthwise"))]
+    assert convolutions
+    assert all(name.startswith("depthwise") for name in convolutions)
