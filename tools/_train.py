@@ -17,9 +17,11 @@ import tilewright
 from tilewright import train
 from tilewright.backends.training.chart import spans_decades
 from tilewright.backends.training.checkpoint import check_checkpoint
+from tilewright.backends.training.trainer import check_classes
 from tilewright.graph.diagnostics import DiagnosticLog, ModelError, UsageError
 from tilewright.graph.paths import check_source, check_target
 from tilewright.graph.types import TensorType
+from tilewright.passes.training.step import Roles
 from tilewright.tools._inputs import split_names
 from tilewright.tools._show import console, print_json, show_diagnostics
 from tilewright.tools.cli import INTERRUPTED
@@ -162,14 +164,15 @@ class _Training:
     ) -> None:
         self.model, self.options = model, options
         self.facts = _facts(options, data)
-        anomaly = options["detect_anomaly"]
-        with _waiting("compiling the training step"):
-            self.trainer = train.Trainer(step, options["backend"], options["threads"], detect_anomaly=anomaly)
-        data = _fitting(data, self.trainer)
+        # Before the step is compiled, which may take a while.
+        data = _fitting(data, step)
+        check_classes(Roles.of(step), data.arrays)
         if not options["resume"]:
             check_checkpoint(files.checkpoint)
             _set_aside(files.checkpoint)
-        self.trainer.check_classes(data.arrays)
+        anomaly = options["detect_anomaly"]
+        with _waiting("compiling the training step"):
+            self.trainer = train.Trainer(step, options["backend"], options["threads"], detect_anomaly=anomaly)
         self.held_out: train.Dataset | None = None
         if options["validation"]:
             data, self.held_out = data.split(options["validation"], options["seed"])
@@ -317,18 +320,21 @@ def _set_aside(path: Path) -> None:
         click.echo("  note: --resume would have gone on from there", err=True)
 
 
-def _fitting(data: train.Dataset, trainer: train.Trainer) -> train.Dataset:
+def _fitting(data: train.Dataset, step: Module) -> train.Dataset:
     """The arrays that the step takes, in its element types. Raises UsageError for those that miss or do not fit."""
-    ports = {port.name: port for port in trainer.executable.inputs if port.name in trainer.data_inputs}
-    missing = [name for name in ports if name not in data.arrays]
+    types = {str(each.name): each.type for each in step.main.inputs if each not in step.main.defaults}
+    missing = [name for name in types if name not in data.arrays]
     if missing:
-        notes = [f"it has {', '.join(data.arrays)}", f"the step takes {', '.join(ports)}"]
+        notes = [f"it has {', '.join(data.arrays)}", f"the step takes {', '.join(types)}"]
         raise UsageError("data/missing", f"the data has no array {missing[0]!r}", notes=notes)
-    return train.Dataset({name: _typed(name, data.arrays[name], port.type) for name, port in ports.items()})
+    return train.Dataset({name: _typed(name, data.arrays[name], type) for name, type in types.items()})
 
 
 def _typed(name: str, array: np.ndarray, type: Any) -> np.ndarray:
-    if not isinstance(type, TensorType) or array.dtype == type.dtype.numpy:
+    if not isinstance(type, TensorType):
+        return array
+    _check_shape(name, array, type)
+    if array.dtype == type.dtype.numpy:
         return array
     wanted = type.dtype.numpy
     if array.dtype.kind in "iu" and type.dtype.is_integer:
@@ -349,6 +355,16 @@ def _waiting(what: str) -> Iterator[None]:
         return
     with out.status(what):
         yield
+
+
+def _check_shape(name: str, array: np.ndarray, type: TensorType) -> None:
+    """Raises UsageError unless each example is as the model takes them; how many there are is up to the batches."""
+    shape = type.shape
+    if shape is None:
+        return
+    pairs = zip(array.shape[1:], shape[1:], strict=False)
+    if array.ndim != len(shape) or any(isinstance(dim, int) and size != dim for size, dim in pairs):
+        raise UsageError("data/shape", f"{name!r} is of shape {array.shape}, the model takes {type}")
 
 
 class _Bar:

@@ -71,7 +71,7 @@ class Trainer:
         Raises UsageError for a target that is no class and for a batch without elements, ExecutionError from the step.
         """
         self._check_batch(batch)
-        self.check_classes(batch)
+        check_classes(self.roles, batch)
         made = self._run_in_place(batch, [self.roles.loss, *outputs])
         if made is not None:
             return made
@@ -107,27 +107,6 @@ class Trainer:
         for name, array in batch.items():
             if isinstance(array, np.ndarray) and not array.size:
                 raise UsageError("data/empty", f"{name!r} has no elements: its shape is {array.shape}")
-
-    def check_classes(self, batch: Mapping[str, Any]) -> None:
-        """Raises UsageError data/class for a target that names a class which the model has no score for."""
-        for name, (count, ignored) in self.roles.classes.items():
-            labels = np.asarray(batch[name]) if name in batch else np.zeros(0, np.int64)
-            if labels.dtype.kind not in "iu":
-                continue  # the executable tells what type it takes
-            if labels.dtype == np.int64 and not (labels.view(np.uint64) >= count).any():
-                continue
-            wrong = (labels < 0) | (labels >= count)
-            if ignored is not None:
-                wrong &= labels != ignored
-            if not wrong.any():
-                continue
-            place = tuple(int(index) for index in np.argwhere(wrong)[0])
-            where = f"{name!r}[{', '.join(map(str, place))}]" if place else repr(name)
-            message = f"{where} is {labels[place]}, but the classes are 0 to {count - 1}"
-            hints = [f"{int(wrong.sum())} of {labels.size} elements are out of range"]
-            if ignored is None:
-                hints.append("nn.CrossEntropyLoss(ignore_index=...) leaves the elements of one number out")
-            raise UsageError("data/class", message, notes=hints)
 
     def _check(self, feeds: Mapping[str, Any], loss: Any, new: Mapping[str, np.ndarray]) -> None:
         finite = bool(np.isfinite(np.asarray(loss, np.float64)).all())
@@ -175,6 +154,28 @@ class Trainer:
     def trained(self, model: ModelLike) -> Module:
         """A copy of `model`, which the step was made of, with the parameters and running statistics as they are now."""
         return with_values(open_model(model).module, self.state)
+
+
+def check_classes(roles: Roles, batch: Mapping[str, Any]) -> None:
+    """Raises UsageError data/class for a target that names a class which the model has no score for."""
+    for name, (count, ignored) in roles.classes.items():
+        labels = np.asarray(batch[name]) if name in batch else np.zeros(0, np.int64)
+        if labels.dtype.kind not in "iu":
+            continue  # the executable tells what type it takes
+        if labels.dtype == np.int64 and not (labels.view(np.uint64) >= count).any():
+            continue
+        wrong = (labels < 0) | (labels >= count)
+        if ignored is not None:
+            wrong &= labels != ignored
+        if not wrong.any():
+            continue
+        place = tuple(int(index) for index in np.argwhere(wrong)[0])
+        where = f"{name!r}[{', '.join(map(str, place))}]" if place else repr(name)
+        message = f"{where} is {labels[place]}, but the classes are 0 to {count - 1}"
+        hints = [f"{int(wrong.sum())} of {labels.size} elements are out of range"]
+        if ignored is None:
+            hints.append("nn.CrossEntropyLoss(ignore_index=...) leaves the elements of one number out")
+        raise UsageError("data/class", message, notes=hints)
 
 
 def _is_finite(array: np.ndarray) -> bool:

@@ -209,6 +209,7 @@ def test_a_memory_budget_changes_no_bit(command: Callable[..., Any], model: Path
         (["--data", "bad.npz", "--detect-anomaly"], "'x' has NaN elements before the step runs"),
         (["--data", "bad.npz"], "the loss is nan"),
         (["--data", "floats.npz"], "the model takes i64"),
+        (["--data", "wide.npz"], "'x' is of shape (120, 5), the model takes f32[n, 4]"),
         (["--data", "classes.npz"], "error[data/class]: 'target'[2] is 7, but the classes are 0 to 2"),
         (["--data", "data.npz", "--checkpoint", "bad.npz", "--resume"], "cannot be read"),
         (["--export", "step.onnx", "--schedule", "cosine"], "give --data"),
@@ -222,6 +223,7 @@ def test_what_does_not_work_is_told_and_nothing_is_written(
     np.savez("bad.npz", x=POINTS * np.nan, target=LABELS)
     np.savez("classes.npz", x=POINTS, target=np.where(np.arange(len(LABELS)) == 2, 7, LABELS))
     np.savez("floats.npz", x=POINTS, target=LABELS + 0.5)
+    np.savez("wide.npz", x=np.ones((120, 5), np.float32), target=LABELS)
     before = sorted(Path().iterdir())
     result = command("train", model, *arguments)
     assert result.code == 2
