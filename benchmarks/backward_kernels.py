@@ -2,10 +2,11 @@
 
     python benchmarks/backward_kernels.py [--peer PYTHON] [--only "filters"] [--rounds 5]
 
-One thread, float32, batches of 32 images or 8 sequences. Of ours the calls of the kernels count that do the work, which
-find images channels last, as the steps of a network do. PYTHON is the interpreter of another environment that has
-torch, which gets channels-last images, too. Sides take turns, and the best of each counts. Below "of peak" are products
-as the definition has them; fewer may be done (Winograd), so that more than 100% is possible.
+One thread, float32, batches of 32 images or 8 sequences, in seconds of the processor. Of ours the calls of the kernels
+count that do the work, which find images channels last, as the steps of a network do; norms and average pools are timed
+both ways, norms with images channels first. PYTHON is the interpreter of another environment that has torch, which gets
+channels-last images throughout. Sides take turns, and the best of each counts. Below "of peak" are products as the
+definition has them; fewer may be done (Winograd), so that more than 100% is possible.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from kernels import in_plain_environment, peak
 from measure import table
 
 import tilewright
-from tilewright import Builder
+from tilewright import Builder, f32, train
 from tilewright.graph.dtypes import from_numpy
 
 random = np.random.default_rng(0)
@@ -139,34 +140,71 @@ def embedding(rows: int, width: int, count: int) -> Case:
     )
 
 
+def average_pool(size: int, channels: int, kernel: int, stride: int) -> Case:
+    x = normal(32, channels, size, size)
+    out = (size - kernel) // stride + 1
+    grad = normal(32, channels, out, out)
+    window = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2}
+    name = f"average pool, both ways: {channels} channels, {size}x{size}, {kernel}x{kernel} / {stride}"
+    case = Case(name, lambda b, x: b.average_pool(x, **window), {"x": x, "y_cotangent": grad},
+                ("average_pool", "map_", "border", "zero", "depthwise"), 0,
+                2 * (x.size + grad.size), ("average_pool", size, channels, kernel, stride))  # fmt: skip
+    case.executable = lambda: with_adjoints(case, ["x"])  # type: ignore[method-assign]
+    return case
+
+
+def with_adjoints(case: Case, wrt: list[str]) -> Any:
+    """What a case computes, and the adjoints with respect to `wrt` for a given one of its result."""
+    b = Builder("case")
+    given = {name: array for name, array in case.feeds.items() if not name.endswith("_cotangent")}
+    inputs = {name: b.input(name, from_numpy(array.dtype)[array.shape]) for name, array in given.items()}
+    b.output(case.build(b, **inputs), "y")
+    return tilewright.compile(tilewright.vjp(b.build(), ["y"], wrt), target="cpu", threads=1)
+
+
 def norm(kind: str, shape: tuple[int, ...], elements: int) -> Case:
-    """Forward and backward; `elements` of x are read and written at least."""
-    channels = shape[1] if kind == "batch norm" else shape[-1]
-    feeds = {"x": normal(*shape), "scale": normal(channels), "bias": normal(channels), "grad": normal(*shape)}
+    """Forward and backward; `elements` times those of x are read and written at least."""
+    channels = shape[-1] if len(shape) == 2 else shape[1]
+    feeds = {"x": normal(*shape), "scale": normal(channels), "bias": normal(channels), "y_cotangent": normal(*shape)}
     if kind in ("softmax", "rms norm"):
         del feeds["bias"]
 
-    def build(b: Any, x: Any, grad: Any, scale: Any, bias: Any = None) -> Any:
-        if kind == "batch norm":
-            running = [b.const(np.full(channels, value, np.float32)) for value in (0.0, 1.0)]
-            return b.batch_normalization(x, scale, bias, *running, training_mode=1, outputs=3)[0]
-        if kind == "layer norm":
-            return b.layer_normalization(x, scale, bias, outputs=1)
-        return b.rms_normalization(x, scale) if kind == "rms norm" else b.softmax(b.mul(x, scale))
+    def build(b: Any, x: Any, scale: Any, bias: Any = None) -> Any:
+        match kind:
+            case "batch norm":
+                running = [b.const(np.full(channels, value, np.float32)) for value in (0.0, 1.0)]
+                return b.batch_normalization(x, scale, bias, *running, training_mode=1, outputs=3)[0]
+            case "group norm":
+                return b.group_normalization(x, scale, bias, num_groups=8)
+            case "layer norm":
+                return b.layer_normalization(x, scale, bias, outputs=1)
+            case "rms norm":
+                return b.rms_normalization(x, scale)
+        return b.softmax(b.mul(x, scale))
 
     case = Case(f"{kind}, both ways: {'x'.join(map(str, shape))}", build, feeds, (), 0, elements * np.prod(shape),
                 ("norm", kind, shape))  # fmt: skip
-    inner = case.executable
+    wrt = [name for name in feeds if name != "y_cotangent"]
+    case.executable = lambda: with_adjoints(case, wrt)  # type: ignore[method-assign]
+    return case
+
+
+def update(kind: str, count: int) -> Case:
+    """An optimizer's update of `count` numbers, where they lie, as a training step does it."""
+    optimizer = {"sgd": train.SGD(0.1), "momentum": train.Momentum(0.1, beta=0.9), "adam": train.Adam(1e-3)}[kind]
+    tensors = {"sgd": 3, "momentum": 5, "adam": 7}[kind]
+    case = Case(f"update: {kind}, {count} numbers", lambda b: None, {"x": normal(count)}, ("map_",), 0, tensors * count,
+                ("update", kind, count))  # fmt: skip
 
     def executable() -> Any:
         b = Builder("case")
-        inputs = {name: b.input(name, from_numpy(array.dtype)[array.shape]) for name, array in feeds.items()}
-        grad = inputs.pop("grad")
-        b.output(b.reduce_sum(b.mul(build(b, grad=None, **inputs), grad), keepdims=0), "y")
-        graph = tilewright.gradient(b.build(), "y", list(inputs))
-        return tilewright.compile(graph, target="cpu", threads=1)
+        x, w = b.input("x", f32[count]), b.const(np.ones(count, np.float32), name="w")
+        b.output(b.mul(w, x), "y")
+        step = train.step(b.build(), loss=lambda b, y: b.reduce_sum(y["y"], keepdims=0), optimizer=optimizer)
+        trainer = train.Trainer(step, threads=1)
+        case.feeds.update(trainer.state)
+        return trainer.executable
 
-    assert inner is not None
     case.executable = executable  # type: ignore[method-assign]
     return case
 
@@ -175,11 +213,13 @@ def cases() -> list[Case]:
     found = [
         convolution(kind, *layer) for kind in ("filters", "data") for layer in LAYERS if kind != "data" or layer[1] > 3
     ]
-    found += [convolution("filters", size, c, c, k, s, c) for size, c, k, s in DEPTHWISE]
+    found += [convolution(kind, size, c, c, k, s, c) for kind in ("filters", "data") for size, c, k, s in DEPTHWISE]
     found += [attention(8, 4, 128, 64, True), attention(8, 4, 128, 64, False), attention(1, 8, 1024, 64, True)]
     found += [*max_pool(56, 64, 3, 2), *max_pool(32, 64, 2, 2), embedding(30000, 256, 1024)]
-    found += [norm("layer norm", (4096, 1024), 5), norm("rms norm", (4096, 1024), 5), norm("softmax", (4096, 1024), 5)]
-    return [*found, norm("batch norm", (32, 64, 32, 32), 5)]
+    found += [average_pool(56, 64, 2, 2), average_pool(56, 64, 3, 2)]
+    found += [norm(kind, (4096, 1024), 5) for kind in ("layer norm", "rms norm", "softmax")]
+    found += [norm(kind, (32, 64, 32, 32), 5) for kind in ("batch norm", "group norm")]
+    return [*found, *(update(kind, 1 << 22) for kind in ("sgd", "momentum", "adam"))]
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
@@ -208,7 +248,7 @@ def ours(executable: Any, case: Case, runs: int) -> float:
     """The shortest sum of the calls that count."""
     best = float("inf")
     for _ in range(runs):
-        rows = executable.profile(case.feeds, 1)
+        rows = executable.profile(case.feeds, 1, time.thread_time)
         counted = [row.seconds for row in rows if row.kernel.startswith(case.kernels) or not case.kernels]
         assert counted, f"{case.name}: none of {[row.kernel for row in rows]}"
         best = min(best, sum(counted))
@@ -216,9 +256,9 @@ def ours(executable: Any, case: Case, runs: int) -> float:
 
 
 def timed(run: Callable[[], object]) -> float:
-    started = time.perf_counter()
+    started = time.thread_time()
     run()
-    return time.perf_counter() - started
+    return time.thread_time() - started
 
 
 def measure(case: Case, peer: Peer | None, rounds: int) -> list[str]:

@@ -1,6 +1,7 @@
 """PyTorch's side of benchmarks/backward_kernels.py, run by the Python of an environment that has torch.
 
-Reads a line of JSON for each question, what to run, and answers with the shortest time of some runs in seconds.
+Reads a line of JSON for each question, what to run, and answers with the shortest time of some runs, in seconds of the
+processor.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def embedding(rows, width, count):
 def norm(kind, shape):
     x = torch.randn(*shape)
     x = (x.to(memory_format=LAST) if len(shape) == 4 else x).requires_grad_()
-    channels = shape[1] if kind == "batch norm" else shape[-1]
+    channels = shape[-1] if len(shape) == 2 else shape[1]
     scale, bias = (torch.randn(channels, requires_grad=True) for _ in range(2))
     grad, functional = torch.randn_like(x), torch.nn.functional
     inputs = [x, scale] if kind in ("softmax", "rms norm") else [x, scale, bias]
@@ -60,6 +61,8 @@ def norm(kind, shape):
     def forward():
         if kind == "batch norm":
             return functional.batch_norm(x, None, None, scale, bias, True)
+        if kind == "group norm":
+            return functional.group_norm(x, 8, scale, bias)
         if kind == "layer norm":
             return functional.layer_norm(x, [channels], scale, bias)
         return functional.rms_norm(x, [channels], scale) if kind == "rms norm" else torch.softmax(x * scale, -1)
@@ -67,7 +70,31 @@ def norm(kind, shape):
     return lambda: torch.autograd.grad(forward(), inputs, grad)
 
 
-CASES = {each.__name__: each for each in (convolution, attention, max_pool, embedding, norm)}
+def average_pool(size, channels, kernel, stride):
+    x = torch.randn(32, channels, size, size).to(memory_format=LAST).requires_grad_()
+    grad = torch.randn_like(torch.nn.functional.avg_pool2d(x, kernel, stride))
+
+    def both():
+        found = torch.nn.functional.avg_pool2d(x, kernel, stride)
+        return torch.autograd.grad(found, [x], grad)
+
+    return both
+
+
+def update(kind, count):
+    w = torch.ones(count, requires_grad=True)
+    w.grad = torch.randn(count)
+    match kind:
+        case "sgd":
+            optimizer = torch.optim.SGD([w], 0.1, fused=True)
+        case "momentum":
+            optimizer = torch.optim.SGD([w], 0.1, momentum=0.9, fused=True)
+        case _:
+            optimizer = torch.optim.Adam([w], 1e-3, fused=True)
+    return optimizer.step
+
+
+CASES = {each.__name__: each for each in (convolution, attention, max_pool, average_pool, embedding, norm, update)}
 
 
 def main():
@@ -80,9 +107,9 @@ def main():
             prepared[line]()
         best = float("inf")
         for _ in range(3):
-            started = time.perf_counter()
+            started = time.process_time()
             prepared[line]()
-            best = min(best, time.perf_counter() - started)
+            best = min(best, time.process_time() - started)
         print(best, flush=True)
 
 

@@ -11,6 +11,7 @@ leaves everything as it was.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -94,15 +95,17 @@ class StepExecutable(CpuExecutable):
         found = {name: results[output] for name, output in zip(wanted, chosen, strict=True)}
         return {name: array.copy() if name in self._updates else array for name, array in found.items()}
 
-    def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> list[Timed]:
+    def profile(
+        self, feeds: Mapping[str, Any], runs: int = 10, clock: Callable[[], float] = time.perf_counter
+    ) -> list[Timed]:
         """As for any model; steps are made one after the other, on copies of the state."""
         defaults = {str(argument.name): data for argument, data in self.module.main.defaults.items()}
         state = {name: feeds[name] if name in feeds else defaults[name].numpy() for name in self._updates.values()}
         own = {**feeds, **{name: np.array(array, order="C") for name, array in state.items()}}
         if self.update(own, (self._loss,), lambda loss: None) is None:
-            return super().profile(feeds, runs)
+            return super().profile(feeds, runs, clock)
         twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__, _recorder=(recorder := Recorder()))
+        twin.__dict__.update(self.__dict__, _recorder=(recorder := Recorder(clock)))
         for _ in range(runs):
             twin.update(own, (self._loss,), lambda loss: None)
         return recorder.rows()
