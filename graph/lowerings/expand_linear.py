@@ -16,6 +16,8 @@ from .expansions import expands
 
 # A transform by a larger matrix would take too much memory, and too long.
 MOST_ELEMENTS = 1 << 22
+# Fourier transforms in two steps have so many factors at most; beyond that, numpy's own on the host is faster.
+MOST_IN_TWO_STEPS = 1 << 18
 
 
 def _static(value: Value | None) -> tuple[int, ...] | None:
@@ -155,18 +157,64 @@ def dft(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
     place = (axis[0] if axis else -2) % len(shape)
     inverse, onesided = bool(op.attr("inverse")), bool(op.attr("onesided"))
     size = length[0] if length else 2 * (shape[place] - 1) if inverse and onesided else shape[place]
-    # What should be 0 is made of rounding errors, and the standard's cases hold those of numpy's algorithm.
-    if inverse and not onesided:
+    if place == len(shape) - 1:
         return None
-    if place == len(shape) - 1 or size * shape[place] > MOST_ELEMENTS:
-        return None
-    matrix = _transform(shape[place], shape[-1], size, inverse, onesided)
     perm = [*(i for i in range(len(shape)) if i not in (place, len(shape) - 1)), place, len(shape) - 1]
     outer = [shape[i] for i in perm[:-2]]
+    factors = _factors(size)
+    if factors is not None and size == shape[place] and not (inverse and onesided):
+        found = _in_two_steps(b, b.transpose(x, perm=perm), math.prod(outer), shape[-1], factors, inverse)
+        if onesided:
+            found = b.slice(found, _ints(0), _ints(size // 2 + 1), _ints(1))
+        found = b.reshape(found, _ints(*outer, -1, 2))
+        return [b.transpose(found, perm=[perm.index(i) for i in range(len(shape))])]
+    if size * shape[place] > MOST_ELEMENTS:
+        return None
+    matrix = _transform(shape[place], shape[-1], size, inverse, onesided)
     flat = b.reshape(b.transpose(x, perm=perm), _ints(*outer, shape[place] * shape[-1]))
     product = _exactly(b, flat, matrix.reshape(shape[place] * shape[-1], -1))
     apart = b.reshape(product, _ints(*outer, *matrix.shape[2:]))
     return [b.transpose(apart, perm=[perm.index(i) for i in range(len(shape))])]
+
+
+def _factors(size: int) -> tuple[int, int] | None:
+    """Two factors of a size, if that is large and they are about as large as each other."""
+    for second in range(math.isqrt(size), 7, -1):
+        first = size // second
+        if first * second == size and size >= 128:
+            is_even = first <= 8 * second and first * (2 * second) ** 2 <= MOST_IN_TWO_STEPS
+            return (first, second) if is_even else None
+    return None
+
+
+def _in_two_steps(b: OpBuilder, x: Value, rows: int, parts: int, factors: tuple[int, int], inverse: bool) -> Value:
+    """The transforms of rows of first * second numbers of one or two parts: [second, rows, first, 2] are those of
+    every second-th number, the others' factors belong to the second step (Cooley and Tukey 1965). In f64."""
+    first, second = factors
+    turn = (2j if inverse else -2j) * np.pi / (first * second)
+    places, others = np.arange(first), np.arange(second)
+    ahead = _real(np.exp(turn * second * np.outer(places, places)))[:, :parts]
+    behind = np.stack([
+        _real(np.exp(turn * np.outer(others, k + first * others)) / (first * second if inverse else 1)) for k in places
+    ])  # fmt: skip
+    wide = b.cast(b.reshape(x, _ints(rows, first, second * parts)), to=f64.onnx_code)
+    cut = b.transpose(b.reshape(wide, _ints(rows, first, second, parts)), perm=[2, 0, 1, 3])
+    once = b.matmul(
+        b.reshape(cut, _ints(second * rows, first * parts)), b.const(ahead.reshape(first * parts, first * 2))
+    )
+    moved = b.transpose(b.reshape(once, _ints(second, rows, first, 2)), perm=[2, 1, 0, 3])
+    twice = b.matmul(
+        b.reshape(moved, _ints(first, rows, second * 2)), b.const(behind.reshape(first, second * 2, second * 2))
+    )
+    numbers = b.transpose(b.reshape(twice, _ints(first, rows, second, 2)), perm=[1, 2, 0, 3])
+    result: Value = b.cast(b.reshape(numbers, _ints(rows, first * second, 2)), to=dtype_of(x).onnx_code)
+    return result
+
+
+def _real(matrix: np.ndarray) -> np.ndarray:
+    """A matrix [from, to] of complex numbers as one of their parts, [from, 2, to, 2]."""
+    units = np.stack([matrix, 1j * matrix], axis=1)
+    return np.stack([units.real, units.imag], axis=-1)
 
 
 def _exactly(b: OpBuilder, x: Value, matrix: np.ndarray) -> Value:
