@@ -199,8 +199,8 @@ def update(kind: str, count: int) -> Case:
     def executable() -> Any:
         b = Builder("case")
         x, w = b.input("x", f32[count]), b.const(np.ones(count, np.float32), name="w")
-        b.output(b.mul(w, x), "y")
-        step = train.step(b.build(), loss=lambda b, y: b.reduce_sum(y["y"], keepdims=0), optimizer=optimizer)
+        b.output(b.reduce_sum(b.mul(w, x), keepdims=0), "y")
+        step = train.step(b.build(), loss=lambda b, outputs: outputs["y"], optimizer=optimizer)
         trainer = train.Trainer(step, threads=1)
         case.feeds.update(trainer.state)
         return trainer.executable
