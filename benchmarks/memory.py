@@ -106,12 +106,18 @@ def memory_of(pid: int) -> dict[str, int]:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that any thread of a process has started."""
+    """The processes that any thread of a process has started. One that has yet to run a program of its own (vfork(2))
+    still has its parent's memory, and does not count."""
     found: list[int] = []
+    try:
+        own = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            found += map(int, path.read_text().split())
-        except OSError:  # a thread that has ended
+            children = list(map(int, path.read_text().split()))
+            found += [child for child in children if Path(f"/proc/{child}/cmdline").read_bytes() != own]
+        except OSError:  # a thread or a child that has ended
             continue
     return found
 

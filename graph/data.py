@@ -25,6 +25,7 @@ from .dtypes import DType, from_numpy, string
 from .types import TensorType, tensor
 
 _COPY_CHUNK = 1 << 24
+_LARGE_PAGE = 1 << 21
 _MIN_COMPUTED_BYTES = 1 << 16
 
 
@@ -55,11 +56,14 @@ class MappedFile:
             return found
 
     def release(self, offset: int, length: int) -> None:
-        """Give the whole pages of a range back to the system; who reads them again gets them from the file."""
-        if self._map is None or not hasattr(mmap, "MADV_DONTNEED"):
+        """Give the pages of a range back to the system; who reads them again gets them from the file.
+
+        So do those around it that a large page may have brought in together with them.
+        """
+        if self._map is None or not length or not hasattr(mmap, "MADV_DONTNEED"):
             return
-        begin = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = self.size if offset + length == self.size else (offset + length) // mmap.PAGESIZE * mmap.PAGESIZE
+        begin = offset // _LARGE_PAGE * _LARGE_PAGE
+        end = min(-(-(offset + length) // _LARGE_PAGE) * _LARGE_PAGE, self.size)
         if begin < end:
             with contextlib.suppress(OSError):  # a page that is locked in memory stays there
                 self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ...graph.core import Operation, Value
+from ...graph.data import TensorData
 from ...graph.diagnostics import ExecutionError
 from ...graph.kernel.tracing import apply
 from . import bounds
@@ -33,6 +34,8 @@ _STEP_BYTES = 8 * STEP_WORDS
 # How many calls are made before something is looked at, and what looks at it; it may raise.
 Check: TypeAlias = tuple[int, Callable[[], None]]
 _PAGE = 4096
+# Constants of files that are copied if kernels read them as they are: biases and the like.
+_SMALL = 1 << 18
 # Runs that take no more than this need not ask how much memory there is.
 _MUCH = 1 << 28
 
@@ -62,7 +65,7 @@ class Outline:
         self.input_bytes = [math.prod(planner.shape(v)) * dtype_of(v).numpy.itemsize for v in segment.inputs]
         self.fault_base = FIRST_FREE + len(segment.inputs) + len(self.outputs)
         self.checked = planner.library.checked
-        self.arenas = planner.shared.arenas
+        self._shared, self.arenas = planner.shared, planner.shared.arenas
         self.keep: list[np.ndarray] = []
         self._find_lifetimes()
         # The words of all tables: what they are but for places in the arena, and to which of those they belong.
@@ -168,12 +171,21 @@ class Outline:
         self._words.append(number)
         self._fixed.append(fixed)
 
+    def _constant(self, storage: Storage) -> np.ndarray | None:
+        """A constant as kernels read it. Small ones leave the file that they lie in: a page of it may be of 2 MB."""
+        data = storage.constant
+        if isinstance(data, TensorData) and not data.held_bytes and storage.bytes <= _SMALL:
+            copied = self._shared.kept(("copy", data), lambda: data.numpy().copy())
+            data.release()
+            return copied
+        return storage.array
+
     def _elsewhere(self, storage: Storage) -> tuple[int, int, int]:
         """Where a storage outside the arena lies: its base, its first byte from there, and how many it has."""
         if storage.value is not None:
             self.values.append(storage.value[0])
             return NULL, 0, storage.bytes
-        array = storage.array
+        array = self._constant(storage)
         if array is not None:
             storage.constant = array
             self.keep.append(array)
