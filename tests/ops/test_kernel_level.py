@@ -16,7 +16,7 @@ from tilewright.graph.evaluator import Evaluator
 from tilewright.graph.printer import print_module
 from tilewright.graph.verifier import verify
 
-PIPELINE = "inline-functions,expand-legacy,infer-shapes,lower-to-kernels,fuse-kernels,dce"
+PIPELINE = "inline-functions,expand-legacy,infer-shapes,lower-to-kernels,fuse-kernels,fuse-rows,dce"
 
 # Halves are computed in f32 between the parts of an operator, more exactly than the cases were made.
 WIDER = ("fp16", "bf16", "bfloat16")
