@@ -81,7 +81,7 @@ class GatherND(AsInOnnx):
         data, indices = shapes
         batch = int(op.attr("batch_dims"))
         depth = indices[-1]
-        if batch + depth > len(data) or data[:batch] != indices[:batch]:
+        if not depth or batch + depth > len(data) or data[:batch] != indices[:batch]:
             raise ValueError(f"indices {list(indices)} do not fit {list(data)}")
         return [(*indices[:-1], *data[batch + depth :])]
 

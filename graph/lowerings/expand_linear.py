@@ -248,6 +248,8 @@ def stft(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
     size = length[0] if length else taper[0] if taper else shape[1]
     if size * size > MOST_ELEMENTS or (taper is not None and taper[0] != size):
         return None
+    if step[0] < 1 or not 0 < size <= shape[1]:  # the reference says what is wrong
+        return None
     frames = 1 + (shape[1] - size) // step[0]
     places = np.arange(frames)[:, None] * step[0] + np.arange(size)
     taken = b.gather(signal, b.const(places), axis=1)
