@@ -34,6 +34,8 @@ from .tune_gemm import gemm_candidates, gemm_runner
 
 # Multiply-adds from which on it matters how they are done.
 _WORTH_TUNING = 1_000_000
+# With fewer rows to each matrix of a stack, reading the other factor for each of them takes longer than its products.
+_FEW_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def plan_gemm(planner: Planner, op: Operation) -> None:
 def multiply(planner: Planner, op: Operation, product: Product) -> None:
     """Call the product of views; `op` has the epilogue."""
     product = _readable(planner, product)
-    product = _as_one_matrix(product)
+    product = _as_one_matrix(planner, product)
     if dots(product):
         planner.keep_apart(op.result)
         plan_dot(planner, op, product, _epilogue(op, _operands(product)))
@@ -184,12 +186,15 @@ def readable_operands(planner: Planner, views: Sequence[View]) -> tuple[View, ..
     )
 
 
-def _as_one_matrix(product: Product) -> Product:
-    """A stack of matrices times one matrix is one tall matrix times it, if the rows advance evenly."""
+def _as_one_matrix(planner: Planner, product: Product) -> Product:
+    """A stack of matrices times one matrix is one tall matrix times it, if the rows advance evenly. If only those of
+    what is added do not, as in an image with room around it, it is copied where matrices have few."""
     batch = product.c.shape[:-2]
-    views = [product.a, product.c, *product.extras]
     if not batch or any(stride for stride in product.b.strides[:-2]):
         return product
+    views = [product.a, product.c, *product.extras]
+    if not _advances_evenly(views) and _advances_evenly(views[:2]) and product.c.shape[-2] < _FEW_ROWS:
+        views[2:] = [view if _advances_evenly([*views[:2], view]) else planner.copied(view) for view in views[2:]]
     space = collapse(product.c.shape[:-1], [view.strides[:-1] for view in views])
     if len(space.extents) != 1:
         return product
@@ -199,6 +204,11 @@ def _as_one_matrix(product: Product) -> Product:
     ]
     b = product.b.seen(Strided(product.b.shape[-2:], product.b.strides[-2:], product.b.layout.offset))
     return replace(product, a=flat[0], b=b, c=flat[1], extras=tuple(flat[2:]))
+
+
+def _advances_evenly(views: Sequence[View]) -> bool:
+    """Whether all rows of stacks of one shape are as far apart as those of each matrix."""
+    return len(collapse(views[0].shape[:-1], [view.strides[:-1] for view in views]).extents) == 1
 
 
 def _row_stride(view: View) -> int:

@@ -77,6 +77,16 @@ def test_rows_of_their_own_give_threads_the_same_bits() -> None:
     np.testing.assert_allclose(one, np.maximum(x.astype(np.float64) @ w, 0), rtol=0, atol=1e-3)
 
 
+def test_what_is_added_with_gaps_leaves_a_stack_one_matrix() -> None:
+    b = tilewright.Builder("gaps")
+    x, w = random.integers(-4, 5, (5, 14, 40)).astype(np.float32), random.integers(-4, 5, (40, 70))
+    y = random.integers(-4, 5, (5, 20, 70)).astype(np.float32)
+    b.output(b.relu(b.input("x", f32[x.shape]) @ w.astype(np.float32) + b.input("y", f32[y.shape])[:, 3:17]), "z")
+    executable = tilewright.compile(b.build(), target="cpu", threads=2)
+    assert np.array_equal(executable.run({"x": x, "y": y})["z"], np.maximum(x @ w + y[:, 3:17], 0))
+    assert "gemm_70x70x40" in executable.report()["kernels"]
+
+
 def test_narrow_floats_of_any_depth_share_no_partial_sums() -> None:
     b = tilewright.Builder("narrow")
     b.output(b.input("x", f16["m", "k"]) @ b.input("y", f16["k", "n"]), "z")
