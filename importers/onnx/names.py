@@ -87,20 +87,15 @@ class NameTable:
         return name
 
     def numbered(self, letter: str) -> str:
-        """A name that occurs nowhere: `letter` and a number."""
+        """A name that occurs nowhere: `letter`, or that and a number."""
+        number = self._counters.get(letter, -1)
         while True:
-            number = self._counters[letter] = self._counters.get(letter, 0) + 1
-            name = f"{letter}{number}"
+            number += 1
+            name = f"{letter}{number}" if number else letter
             if name not in self._known:
+                self._counters[letter] = number
                 self._known.add(name)
                 return name
-
-    def suggest(self, value: Value) -> None:
-        """Give a value of a decomposition one letter for a name, if it has none and the letter occurs nowhere."""
-        letter = _letter(value)
-        if not value.name and value not in self._names and letter not in self._known:
-            self._known.add(letter)
-            value.name = letter
 
     # ---- nodes ---------------------------------------------------------------------------------------------------
 
