@@ -3,7 +3,8 @@
 What a map reads beside its elements may be one number for each row, made of a reduction of tensors that the map reads,
 too: the adjoints of softmax and of norms are such. Both become a `row_map`, which reads a row once from memory. A sum
 over all rows of what that reads or makes, as the adjoint of a scale or bias is, becomes a further result, and a map
-that nothing else reads becomes part of it.
+that nothing else reads becomes part of it. Sums and means of one tensor along the same axes become one kernel, too, and
+so do the mean and the variance of a batch.
 
     %0 = kernel.reduce %y, %g {kind="sum", axes=[1]}       %1 = kernel.row_map %y, %g {axes=[1]}
            prologue {mul}                              ->          prologue(%y, %g) {mul}
@@ -25,6 +26,7 @@ from ..graph.types import TensorType
 from .base import Pass
 from .fuse_kernels import kernel_blocks
 from .join_maps import MAX_OPERATIONS, MAX_TENSORS, is_before
+from .join_moments import join_moments
 from .join_reductions import element, finished, is_late, is_reduction, is_whole, join_reductions
 
 if TYPE_CHECKING:
@@ -55,9 +57,10 @@ class FuseRows(Pass):
                         group = _group(op)
                         if group is not None:
                             group.replace(module, context)
-                for op in list(block):
-                    if op.parent is not None and context.may_apply and is_reduction(op, ("sum", "mean")):
-                        join_reductions(op, module, context)
+                for join in (join_moments, join_reductions):
+                    for op in list(block):
+                        if op.parent is not None and context.may_apply and is_reduction(op, ("sum", "mean")):
+                            join(op, module, context)
         return context.applications > before
 
 

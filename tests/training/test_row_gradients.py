@@ -229,20 +229,47 @@ def test_a_chain_of_totals_is_several_kernels() -> None:
 # ---- several reductions of one tensor --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(4, 5, 6, 7), (70, 3), (3, 2, 9000)], ids=str)
+def batch_norm(b: Any, x: Any, scale: Any, bias: Any) -> Any:
+    channels = x.type.shape[1]
+    running = [b.const(np.full(channels, value, scale.dtype.numpy)) for value in (0.0, 1.0)]
+    return b.batch_normalization(x, scale, bias, *running, training_mode=1, outputs=3)[0]
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6, 7), (70, 3), (3, 2, 9000), (9, 5, 3, 1)], ids=str)
 def test_batch_norm(shape: tuple[int, ...]) -> None:
-    """The adjoints of scale and bias are sums of one pass; a long one is cut into pieces."""
+    """The adjoints of scale and bias are sums of one pass, as are mean and variance of large images; what is long is
+    cut into pieces."""
     feeds = {"x": normal(*shape), "scale": normal(shape[1]), "bias": normal(shape[1], seed=1)}
+    count = 1 + (np.prod(shape[2:]) >= 16)
+    module = check(batch_norm, feeds, count)
+    assert all((op.attr("numbers"), len(op.results)) == (2, 2) for op in kernels(module))
+    check(batch_norm, feeds, count, dtype=np.float64)
+    check(batch_norm, feeds, count, dims={"x": ("n", *shape[1:])})
 
-    def function(b: Any, x: Any, scale: Any, bias: Any) -> Any:
-        running = [b.const(np.full(shape[1], value, scale.dtype.numpy)) for value in (0.0, 1.0)]
-        return b.batch_normalization(x, scale, bias, *running, training_mode=1, outputs=3)[0]
 
-    module = check(function, feeds)
-    [op] = kernels(module)
-    assert (op.attr("numbers"), len(op.results)) == (2, 2)
-    check(function, feeds, dtype=np.float64)
-    check(function, feeds, dims={"x": ("n", *shape[1:])})
+@pytest.mark.parametrize("is_last", [True, False])
+def test_moments_of_a_batch_keep_their_digits(is_last: bool) -> None:
+    """Of large numbers close to each other; of images that differ; with one that is far away in the first place."""
+    x = np.random.default_rng(5).normal(size=(6, 9, 8, 7)) + 1000
+    x[:, 3] += np.arange(6).reshape(6, 1, 1) * 10
+    x[2, 4, 0, 0] = 2000
+    x = x.astype(np.float32)
+    b = Builder("case")
+    given = b.input("x", f32[(6, 8, 7, 9) if is_last else x.shape])
+    seen = b.transpose(given, perm=[0, 3, 1, 2]) if is_last else given
+    axes = np.array([0, 2, 3])
+    mean = b.reduce_mean(seen, axes, keepdims=1)
+    centered = b.sub(seen, mean)
+    deviation = b.sqrt(b.add(b.reduce_mean(b.mul(centered, centered), axes, keepdims=1), 1e-5))
+    b.output(deviation, "deviation")
+    b.output(mean, "mean")
+    executable = tilewright.compile(b.build(), target="cpu")
+    assert len(kernels(executable.module)) == 1
+    found = executable.run({"x": x.transpose(0, 2, 3, 1) if is_last else x})
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(found["mean"], wide.mean(axis=(0, 2, 3), keepdims=True), rtol=1e-6)
+    expected = np.sqrt(wide.var(axis=(0, 2, 3), keepdims=True) + 1e-5)
+    np.testing.assert_allclose(found["deviation"], expected, rtol=2e-5)
 
 
 @pytest.mark.parametrize("axes", [(0,), (1,), (0, 2), (1, 2)])
