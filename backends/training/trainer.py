@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ class Trainer:
         self.module = open_model(step).module
         self.roles = Roles.of(self.module)
         self.detect_anomaly = detect_anomaly
+        self._one_at_a_time = threading.Lock()  # a step begins with the state that the one before it left
         self.executable = self._compiled(target, threads)
         defaults = {str(argument.name): data for argument, data in self.module.main.defaults.items()}
         missing = [name for name in self.roles.state if name not in defaults]
@@ -72,15 +74,16 @@ class Trainer:
         """
         self._check_batch(batch)
         check_classes(self.roles, batch)
-        made = self._run_in_place(batch, [self.roles.loss, *outputs])
-        if made is not None:
-            return made
-        feeds = {**batch, **self.state}
-        results = self.executable.run(feeds, [self.roles.loss, *outputs, *self.roles.state.values()])
-        new = {name: results[output] for name, output in self.roles.state.items()}
-        self._check(feeds, results[self.roles.loss], new)
-        self.state, self._own = new, dict(new)
-        return {name: results[name] for name in (self.roles.loss, *outputs)}
+        with self._one_at_a_time:
+            made = self._run_in_place(batch, [self.roles.loss, *outputs])
+            if made is not None:
+                return made
+            feeds = {**batch, **self.state}
+            results = self.executable.run(feeds, [self.roles.loss, *outputs, *self.roles.state.values()])
+            new = {name: results[output] for name, output in self.roles.state.items()}
+            self._check(feeds, results[self.roles.loss], new)
+            self.state, self._own = new, dict(new)
+            return {name: results[name] for name in (self.roles.loss, *outputs)}
 
     def _run_in_place(self, batch: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any] | None:
         """The outputs of a step that writes the new state where the old one was; None if there is no such step."""

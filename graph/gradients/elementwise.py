@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from .rules import Adjoint, gradient_of, parts_of
+from .rules import QUANTIZED, Adjoint, Refusal, gradient_of, parts_of
 
 if TYPE_CHECKING:
     from ..core import Operation, Value
@@ -327,6 +327,12 @@ def cast(op: Operation, grads: Grads, b: GradientBuilder) -> Sequence[Adjoint]:
 def swiglu(op: Operation, b: GradientBuilder) -> Sequence[Value]:
     gate, linear = op.operand_values
     return [b.mul(b.swish(gate, alpha=op.attr("alpha")), linear)]
+
+
+@gradient_of("DynamicQuantizeLinear")
+def dynamic_quantize_linear(op: Operation, grads: Grads, b: GradientBuilder) -> Sequence[Adjoint]:
+    """What remains differentiable, its scale, says next to nothing of how its operand matters."""
+    return [Refusal(f"it rounds to integers; {QUANTIZED}")]
 
 
 # ---- steps -----------------------------------------------------------------------------------------------------------

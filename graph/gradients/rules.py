@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from .builder import GradientBuilder
 
 
+QUANTIZED = "train the model in floats, and quantize it afterwards"
+
+
 class Refusal(NamedTuple):
     """In the place of an adjoint: the derivative exists or may exist, but nobody here can build it, and why."""
 

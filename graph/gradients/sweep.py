@@ -20,7 +20,7 @@ from ..location import fuse
 from ..opdef import OpaqueDefinition, Trait
 from ..types import TensorType, Type
 from .builder import GradientBuilder
-from .rules import Refusal, find_parts
+from .rules import QUANTIZED, Refusal, find_parts
 
 if TYPE_CHECKING:
     from ..builder import OpBuilder
@@ -98,7 +98,9 @@ class Sweep:
             needed.update(captures(op) if op.regions else ())
             ends = not any(is_differentiable(result.type) for result in op.results)
             if ends and Trait.SHAPE_ONLY not in op.definition.traits and self.is_reached(op):
-                self.findings.stops[op] = f"{op.name} has no derivative: its result is {op.results[0].type}"
+                advice = f"; {QUANTIZED}" if op.name in ("quantize_linear", "qlinear_matmul", "qlinear_conv") else ""
+                message = f"{op.name} has no derivative: its result is {op.results[0].type}{advice}"
+                self.findings.stops[op] = message
 
     def erase_dead(self) -> None:
         """Erase what was built and is not used: parts that were computed again for nothing."""

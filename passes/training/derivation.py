@@ -122,7 +122,7 @@ class Derivation:
         ops = [op for op in self.block if not op.is_terminator]
         found = sweep.differentiate(ops, seeds, wrt)
         stops = sweep.findings.stops
-        self.reasons = [f"the path ends at {op.name} at {op.location}" for op in stops]
+        self.reasons = [f"the path ends at {op.location}: {message}" for op, message in stops.items()]
         if self.stops == "error":
             for op, message in stops.items():
                 sweep.findings.errors.append(Diagnostic("gradient/stop", message, op.location))

@@ -79,9 +79,16 @@ def _complete(op: Operation, module: Module) -> None:
 
 def _unbiased(b: StepBuilder, op: Operation, states: list[Tensor | None]) -> list[Tensor]:
     """m * running + (1 - m) * batch, where the variance of the batch is times n / (n - 1). With momentum 0 the operator
-    gives the statistics of the batch as they are."""
+    gives the statistics of the batch as they are, whatever its operands: it gets some of its own, since ONNX Runtime
+    writes these results over those operands, which others would read."""
     momentum = float(op.attr("momentum"))
     op.attributes["momentum"] = 0.0
+    following = op.next
+    b.before(op)
+    for index, state in zip((3, 4), states, strict=True):
+        assert state is not None
+        op._set_operand(index, b.neg(state).value)
+    b.before(following)
     x = op.operands[0]
     assert x is not None
     dims = b.shape(b.tensor(x))

@@ -58,8 +58,8 @@ def step_of(name: str) -> tuple[Any, list[dict[str, np.ndarray]]]:
     return step, [{"x": x, "target": t} for x, t in zip(IMAGES, CLASSES, strict=True)]
 
 
-def losses_in_onnx_runtime(file: Path, batches: list[dict[str, np.ndarray]]) -> list[float]:
-    """What anybody does who has nothing but the file: feed back each NAME_next as NAME."""
+def in_onnx_runtime(file: Path, batches: list[dict[str, np.ndarray]]) -> tuple[list[float], dict[str, np.ndarray]]:
+    """What anybody does who has nothing but the file: feed back each NAME_next as NAME; losses, and the last state."""
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     outputs = [output.name for output in session.get_outputs()]
     state: dict[str, Any] = {}
@@ -68,7 +68,7 @@ def losses_in_onnx_runtime(file: Path, batches: list[dict[str, np.ndarray]]) -> 
         results = dict(zip(outputs, session.run(None, {**batch, **state}), strict=True))
         state = {name.removesuffix("_next"): value for name, value in results.items() if name.endswith("_next")}
         losses.append(float(results["loss"]))
-    return losses
+    return losses, state
 
 
 @pytest.mark.parametrize("optimized", [False, True])
@@ -80,9 +80,25 @@ def test_losses_follow_ours(name: str, optimized: bool, tmp_path: Path) -> None:
     if optimized:
         tilewright.optimize(step)
     tilewright.save(step, tmp_path / "step.onnx")
-    theirs = losses_in_onnx_runtime(tmp_path / "step.onnx", batches)
+    theirs, _ = in_onnx_runtime(tmp_path / "step.onnx", batches)
     np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-5)
     assert len(set(ours)) == STEPS
+
+
+@pytest.mark.parametrize("variance", ["population", "unbiased"])
+def test_the_last_state_is_ours(variance: str, tmp_path: Path) -> None:
+    """ONNX Runtime writes a BatchNormalization's new statistics over the old ones, which nobody else may read then."""
+    net = nn.Sequential(nn.Conv2d(1, 3, 3, bias=False), nn.BatchNorm(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 4))
+    model = net.initialize(0).train().to_model(x=f32["n", 1, 8, 8])
+    step = train.step(model, "cross-entropy", train.Momentum(0.05), bn_variance=variance)
+    tilewright.save(step, tmp_path / "step.onnx")
+    batches = [{"x": x, "target": t} for x, t in zip(IMAGES[:4], CLASSES[:4], strict=True)]
+    trainer = train.Trainer(step, "reference")
+    for batch in batches:
+        trainer.step(batch)
+    _, state = in_onnx_runtime(tmp_path / "step.onnx", batches)
+    for name, array in trainer.state.items():
+        np.testing.assert_allclose(state[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_half_precision_with_loss_scaling(tmp_path: Path) -> None:
@@ -94,7 +110,7 @@ def test_half_precision_with_loss_scaling(tmp_path: Path) -> None:
     trainer = train.Trainer(step)
     ours = [trainer.step(batch) for batch in batches]
     # Products of f16 are rounded differently.
-    np.testing.assert_allclose(losses_in_onnx_runtime(tmp_path / "step.onnx", batches), ours, rtol=2e-3)
+    np.testing.assert_allclose(in_onnx_runtime(tmp_path / "step.onnx", batches)[0], ours, rtol=2e-3)
     assert ours[-1] < ours[0]
 
 

@@ -20,8 +20,8 @@ from tilewright.graph.opdef import lookup
 
 TOLERANCE = 1e-4
 CASES = all_cases()
-# What PyTorch is not asked about: bits seen as another type, a refusal, a name that is read as ScatterElements.
-ELSEWHERE = {"BitCast", "Hardmax", "Scatter"}
+# What PyTorch is not asked about: bits seen as another type, refusals, a name that is read as ScatterElements.
+ELSEWHERE = {"BitCast", "DynamicQuantizeLinear", "Hardmax", "Scatter"}
 
 
 @cache
