@@ -112,7 +112,11 @@ def conv(op: Operation, grads: Sequence[Value | None], b: GradientBuilder) -> Se
     assert grad is not None
     at = geometry_of(op, b)
     if at is None:
-        return None if kernel_of(op, weight, b) else [*[Refusal("the size of its kernel is not known")] * 3]
+        return (
+            None
+            if kernel_of(op, weight, b)
+            else [*[Refusal("the size of its kernel is not known; bind it with bind-dims")] * 3]
+        )
     return [
         data_gradient(b, grad, weight, x, at) if b.needs(x) else None,
         weight_gradient(b, x, grad, at) if b.needs(weight) else None,
@@ -174,7 +178,7 @@ def conv_transpose(op: Operation, grads: Sequence[Value | None], b: GradientBuil
 def _transposed_geometry(op: Operation, b: GradientBuilder, x: Value, weight: Value) -> Geometry | Refusal:
     kernel = kernel_of(op, weight, b)
     if kernel is None:
-        return Refusal("the size of its kernel is not known")
+        return Refusal("the size of its kernel is not known; bind it with bind-dims")
     window = Window.of(op, kernel)
     spatial, extra = b.known_shape(x)[2:], op.attr("output_padding") or (0,) * len(kernel)
     before, after = list(window.before), list(window.after)
@@ -182,7 +186,7 @@ def _transposed_geometry(op: Operation, b: GradientBuilder, x: Value, weight: Va
         for axis, size in enumerate(spatial):
             # With SAME the pads do not depend on the size.
             if not isinstance(size, int) and op.attr("output_shape"):
-                return Refusal("its output_shape is given for dims that are not known")
+                return Refusal("its output_shape is given for dims that are not known; bind them with bind-dims")
             number = size if isinstance(size, int) else 1
             span = window.dilations[axis] * (kernel[axis] - 1) + 1
             full = window.strides[axis] * (number - 1) + span + extra[axis]

@@ -177,7 +177,7 @@ def determinant(op: Operation, grads: Sequence[Value | None], b: GradientBuilder
     x = op.operand_values[0]
     size = b.known_shape(x)[-1]
     if not isinstance(size, int):
-        return [Refusal("the size of the matrices is not known")]
+        return [Refusal("the size of the matrices is not known; bind it with bind-dims")]
     grad = b.unsqueeze(grads[0], b.ints([-2, -1]))
     if size == 1:
         return [grad]
