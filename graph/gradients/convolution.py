@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ..core import Operation, Value
     from .builder import GradientBuilder
 
+_UNKNOWN_KERNEL = Refusal("the size of its kernel is not known; bind it with bind-dims")
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -112,11 +114,7 @@ def conv(op: Operation, grads: Sequence[Value | None], b: GradientBuilder) -> Se
     assert grad is not None
     at = geometry_of(op, b)
     if at is None:
-        return (
-            None
-            if kernel_of(op, weight, b)
-            else [*[Refusal("the size of its kernel is not known; bind it with bind-dims")] * 3]
-        )
+        return None if kernel_of(op, weight, b) else [_UNKNOWN_KERNEL] * 3
     return [
         data_gradient(b, grad, weight, x, at) if b.needs(x) else None,
         weight_gradient(b, x, grad, at) if b.needs(weight) else None,
@@ -178,7 +176,7 @@ def conv_transpose(op: Operation, grads: Sequence[Value | None], b: GradientBuil
 def _transposed_geometry(op: Operation, b: GradientBuilder, x: Value, weight: Value) -> Geometry | Refusal:
     kernel = kernel_of(op, weight, b)
     if kernel is None:
-        return Refusal("the size of its kernel is not known; bind it with bind-dims")
+        return _UNKNOWN_KERNEL
     window = Window.of(op, kernel)
     spatial, extra = b.known_shape(x)[2:], op.attr("output_padding") or (0,) * len(kernel)
     before, after = list(window.before), list(window.after)
