@@ -344,7 +344,8 @@ def _convolve_winograd(
     compiled = planner.library.get(key, lambda name: build_winograd(name, conv, tiling), name)
     packed = _transformed(planner, filters, conv, tiling)
     groups = apply(
-        lambda *sizes: winograd_panel_groups(conv, tiling, *sizes, planner.threads), images, rows, pixels
+        lambda n, height, width: winograd_panel_groups(conv, tiling, n, height, width, planner.threads),
+        images, rows, pixels,
     )  # fmt: skip
     given = _arguments(planner, start, x, y, extras)
     given |= {"w": planner.buffer(packed), "scratch": Buffer(None), "panel_groups": groups}
