@@ -267,6 +267,14 @@ def _shuffle(e: FunctionEmitter, op: Operation, operands: list[str]) -> str:
     return e.emit(f"shufflevector {vector} {operands[0]}, {vector} {operands[1]}, <{len(lanes)} x i32> <{mask}>")
 
 
+@emits("loop.any")
+def _any(e: FunctionEmitter, op: Operation, operands: list[str]) -> str:
+    type = op.operand_values[0].type
+    assert isinstance(type, types.VectorType)
+    bits = e.emit(f"bitcast {llvm_type(type)} {operands[0]} to i{type.lanes}")
+    return e.emit(f"icmp ne i{type.lanes} {bits}, 0")
+
+
 @emits("loop.reduce_add", "loop.reduce_mul", "loop.reduce_min", "loop.reduce_max")
 def _reduce(e: FunctionEmitter, op: Operation, operands: list[str]) -> str:
     """Halves are combined until one number is left, so that the order is the same on every machine."""

@@ -230,6 +230,10 @@ class LoopBuilder:
         """`how` is add, mul, min or max."""
         return self._create(f"loop.reduce_{how}", [x]).result
 
+    def any(self, x: Value) -> Value:
+        """Whether a lane of a vector of bools is true."""
+        return self._create("loop.any", [x]).result
+
     def tail_mask(self, count: Value, lanes: int) -> Value:
         """True in the first `count` lanes."""
         mask: Value = self.lt(self.iota(lanes), count)

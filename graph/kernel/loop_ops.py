@@ -410,6 +410,22 @@ def _check_lanes(op: Operation, lanes: Sequence[int], count: int) -> None:
         raise fault(op, f"has lanes 0 to {count - 1}, not {list(lanes)}")
 
 
+@op("any", domain="loop")
+class AnyLane(LoopOp):
+    """Whether a lane of a vector of bools is true."""
+
+    inputs = ("x",)
+    outputs = ("result",)
+
+    def infer(self, op: Operation, context: InferenceContext | None = None) -> Sequence[Type]:
+        if vector_of(op, 0).dtype is not bool_:
+            raise fault(op, f"needs a vector of bools, got {vector_of(op, 0)}")
+        return [types.scalar(bool_)]
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        return np.any(operands[0])
+
+
 class Reduction(LoopOp):
     """One number from all lanes. Neighbours at half the width are combined first, then those at a quarter, ..."""
 

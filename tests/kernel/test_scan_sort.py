@@ -114,6 +114,19 @@ def test_many(largest: bool) -> None:
 
 
 @pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int64, np.uint8])
+@pytest.mark.parametrize("k", [1, 64])
+def test_a_few_of_a_long_row(k: int, dtype: Any, largest: bool) -> None:
+    """Its parts tell which keys need no look: with many equal ones, all equal ones, and few that are not NaN."""
+    for x in (random.integers(0, 200, (2, 2051)), np.ones((1, 2048)), np.arange(4000)[::-1] % 251):
+        check(np.atleast_2d(x).astype(dtype), k, largest, static=False, both=False)
+    if np.dtype(dtype).kind == "f":
+        x = np.full((2, 5000), np.nan, dtype)
+        x[:, 17::500] = 3
+        check(x, k, largest, both=False)
+
+
+@pytest.mark.parametrize("largest", [False, True])
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64])
 def test_dtypes(dtype: Any, largest: bool) -> None:
     x = random.integers(0, 100, (2, 21)).astype(dtype)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ....graph import types
 from ....graph.core import Value
-from ....graph.dtypes import DType, i32, i64
+from ....graph.dtypes import DType, i64
 from ....graph.kernel.loop_builder import Operand
 from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Module
@@ -175,7 +175,7 @@ class _IndexedBuilder(StridedBuilder):
         b = self.b
         if not self.reports:
             return
-        with b.when(b.lt(0, b.reduce("max", b.cast(bad, i32)))):
+        with b.when(b.any(bad)):
             self.report(b.reduce("max", b.select(bad, wrong, -(2**63))))
 
     # ---- gather ------------------------------------------------------------------------------------------------------

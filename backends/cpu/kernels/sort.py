@@ -1,7 +1,8 @@
 """Sorting rows, or finding their first k elements: TopK, in either order.
 
 Elements are compared by keys (`order.py`): the lower index comes first among equals. A few are found by insertion: what
-is not below the k-th key so far is passed over, a vector at a time. Many are found by ordering all elements or, if they
+is not below the k-th key so far is passed over, a vector at a time; of a long row also what is above the k-th of the
+lowest keys of its parts. Many are found by ordering all elements or, if they
 are far fewer, those whose keys' first bits may be among them. Indices are i64.
 """
 
@@ -26,6 +27,8 @@ from .strided import Size, StridedBuilder, argument_names
 FEW = 128
 _GUARD = 8
 _KEYS, _PLACES = _GUARD, FEW + 2 * _GUARD
+# A row of so many elements at least is cut into parts, if half as many or fewer are to be found.
+_LONG, _PARTS = 2048, 128
 # Of many, keys are counted by so many first bits.
 _FIRST_BITS = 11
 
@@ -124,6 +127,12 @@ class _SortBuilder(StridedBuilder):
         """The k lowest keys and their places, in order, in lists in `own`; `filled[0]` counts them."""
         b, length, k = self.b, self.size("row0"), self.size("k")
         stride = self.stride("x", "outer", len(self.dims))
+        (limit,) = b.branch(
+            b.le(k, _PARTS // 2),
+            lambda: b.branch(b.le(_LONG, length), lambda: [self.limit(x)], lambda: [self.last_key]),
+            lambda: [self.last_key],
+        )
+        assert isinstance(limit, Value)
         b.store(0, filled, 0)
         with b.loop(0, self.room(), self.wide) as slot:
             b.store(b.constant(2**63 - 1, types.vector(i64, self.wide)), own, b.add(slot, _KEYS))
@@ -133,10 +142,43 @@ class _SortBuilder(StridedBuilder):
             is_open = b.lt(b.load(filled, 0), k)
             last = b.broadcast(self.last(own), self.lanes)
             chosen = b.or_(b.lt(b.cast(vector, i64), last), b.broadcast(is_open, self.lanes))
-            with b.when(b.lt(0, b.reduce("max", b.cast(b.and_(chosen, mask), i32)))):
+            chosen = b.and_(chosen, b.le(vector, b.broadcast(limit, self.lanes)))
+            with b.when(b.any(b.and_(chosen, mask))):
                 b.store(vector, found, 0)
                 with b.loop(0, b.min(b.sub(length, i), self.lanes)) as lane:
-                    self.insert(b.cast(b.load(found, lane), i64), b.add(i, lane), own, filled)
+                    key = b.load(found, lane)
+                    with b.when(b.le(key, limit)):
+                        self.insert(b.cast(key, i64), b.add(i, lane), own, filled)
+
+    @property
+    def last_key(self) -> Value:
+        """None is above this one."""
+        return self.b.constant(2 ** (self.key.bits - 1) - 1, types.scalar(self.key))
+
+    def limit(self, x: Operand) -> Value:
+        """A key that the k-th one is not above: the k-th of the lowest keys of parts of the row."""
+        b, lanes = self.b, self.lanes
+        stride = self.stride("x", "outer", len(self.dims))
+        lowest = b.alloc(self.key, _PARTS)
+        most = b.broadcast(self.last_key, lanes)
+        each = b.div(self.size("row0"), _PARTS)  # vectors of a group of parts, one in each lane
+        with b.loop(0, _PARTS, lanes) as part:
+            first = b.mul(part, each)
+            with b.loop(0, each, 1, [most]) as state:
+                place = b.add(x, b.mul(b.add(first, b.mul(state.index, lanes)), stride))
+                state.yields([b.min(state[0], self.keys(self.load("x", place, stride)))])
+            b.store(state.results[0], lowest, part)
+        with b.loop(0, _PARTS, 1, [self.last_key]) as chosen:
+            key = b.load(lowest, chosen.index)
+            mine = b.broadcast(key, lanes)
+            with b.loop(0, _PARTS, lanes, [b.constant(0, types.vector(i32, lanes))]) as counted:
+                other, place = b.load(lowest, counted.index, lanes), b.add(b.iota(lanes), counted.index)
+                earlier = b.or_(b.lt(other, mine), b.and_(b.eq(other, mine), b.lt(place, chosen.index)))
+                counted.yields([b.add(counted[0], b.cast(earlier, i32))])
+            before = b.cast(b.reduce("add", counted.results[0]), i64)
+            chosen.yields([b.select(b.eq(before, b.sub(self.size("k"), 1)), key, chosen[0])])
+        found: Value = chosen.results[0]
+        return found
 
     def room(self) -> Operand:
         """Whole vectors of the list that k elements take."""

@@ -141,11 +141,11 @@ class _SuppressBuilder(StridedBuilder):
             i, count = state.index, state[0]
             mask = b.tail_mask(b.index(b.sub(boxes, i)), lanes)
             score = b.load(b["scores"], b.add(scores, i), lanes, mask)
-            high = b.cast(b.and_(b.lt(least, score), mask) if self.kernel.filters else mask, i32)
+            high = b.and_(b.lt(least, score), mask) if self.kernel.filters else mask
 
             def add(i: Value = i, count: Value = count, score: Value = score, high: Value = high) -> list[Value]:
                 b.store(keys_of(b, score, f32, descending=True), keys, 0)
-                b.store(high, marks, 0)
+                b.store(b.cast(high, i32), marks, 0)
                 with b.loop(0, b.min(lanes, b.sub(boxes, i)), 1, [count]) as inner:
                     lane, at = inner.index, inner[0]
                     b.store(b.cast(b.load(keys, lane), i64), room, at)
@@ -153,7 +153,7 @@ class _SuppressBuilder(StridedBuilder):
                     inner.yields([b.add(at, b.cast(b.load(marks, lane), i64))])
                 return list(inner.results)
 
-            state.yields(b.branch(b.lt(0, b.reduce("max", high)), add, lambda count=count: [count]))
+            state.yields(b.branch(b.any(high), add, lambda count=count: [count]))
         found: Value = state.results[0]
         return found
 
@@ -205,5 +205,5 @@ class _SuppressBuilder(StridedBuilder):
         hit = b.and_(b.lt(0.0, width), b.and_(b.lt(0.0, height), b.lt(0.0, shared)))
         hit = b.and_(hit, b.and_(b.lt(0.0, area), b.and_(b.lt(0.0, other["area"]), b.lt(0.0, union))))
         hit = b.and_(b.and_(hit, mask), b.lt(overlap, b.div(shared, union)))
-        found: Value = b.cast(b.reduce("max", b.cast(hit, i32)), i64)
+        found: Value = b.cast(b.any(hit), i64)
         return found
