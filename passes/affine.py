@@ -11,10 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from ml_dtypes import finfo
 
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
 from ..graph.data import TensorData, UnresolvedData, derived
+from ..graph.dtypes import DType
 from ..graph.types import TensorType
 from .rules import Match, Mismatch
 
@@ -27,6 +29,23 @@ def scaled(weight: np.ndarray, factor: np.ndarray | float) -> np.ndarray:
     # numpy converts a few thousand elements at a time, on their way in and out.
     np.multiply(weight, factor, out=result, dtype=np.float64, casting="unsafe")
     return result
+
+
+def can_be_scaled(data: TensorData, factor: np.ndarray | float) -> bool:
+    """Whether weights times `factor` are as good in their type as before: none overflows, not all become subnormal.
+
+    Weights of f32 and f64 are not read for a factor that is anywhere near 1.
+    """
+    largest_factor = float(np.abs(factor).max(initial=0.0)) if isinstance(factor, np.ndarray) else abs(factor)
+    if str(data.dtype) in ("f32", "f64") and 1e-10 <= largest_factor <= 1e10:
+        return True
+    return is_in_range(np.abs(data.numpy().astype(np.float64)).max(initial=0.0) * largest_factor, data.dtype)
+
+
+def is_in_range(largest: float, dtype: DType) -> bool:
+    """Whether numbers of which `largest` is the greatest can be held in `dtype`: no infinity, not only subnormals."""
+    info = finfo(dtype.numpy)  # type: ignore[no-untyped-call]
+    return largest == 0.0 or 16 * float(info.tiny) <= largest <= float(info.max)
 
 
 @dataclass

@@ -16,13 +16,14 @@ import numpy as np
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
 from ..graph.data import UnresolvedData, derived
-from .affine import LINEAR, Linear, per_channel, read_linear, scaled
+from .affine import LINEAR, Linear, can_be_scaled, per_channel, read_linear, scaled
 from .base import RulePass
 from .pattern import PatternBuilder, PatternValue
 from .proofs import same_tensor_type
 from .rules import Match, Mismatch, OpRule, Rule, Verdict
 
 # Operations that a multiplication by one number may pass: they only move elements.
+_TOO_FAR = "the weights times that are beyond the range of their type"
 _MOVEMENT = ("reshape", "transpose", "squeeze", "unsqueeze", "flatten")
 
 
@@ -42,6 +43,9 @@ class ScaleOfLinear(Rule):
             return read
         if m.root.name == "div" and not read[1].all():
             return m.fail("the divisor has a zero", m.k)
+        linear, factor = read
+        if not can_be_scaled(linear.data, 1.0 / factor if m.root.name == "div" else factor):
+            return m.fail(_TOO_FAR, m.k)
         return True
 
     def build(self, b: OpBuilder, m: Match) -> Value:
@@ -110,18 +114,27 @@ def _scaled_product(m: Match) -> tuple[Value, float, list[tuple[Operation, int]]
         factor = 1.0 / factor if factor and np.isfinite(factor) else np.nan
     if not np.isfinite(factor):
         return m.fail(f"scaling weights by {factor} is not scaling results by it", m.root)
-    targets = scalable_behind_movement(m, tensor)
+    targets = scalable_behind_movement(m, tensor, float(factor))
     return targets if isinstance(targets, Mismatch) else (tensor, float(factor), targets)
 
 
-def scalable_behind_movement(m: Match, tensor: Value | None) -> list[tuple[Operation, int]] | Mismatch:
-    """The constant operands that can be scaled in place of `tensor`: those of the product whose elements it holds."""
+def scalable_behind_movement(
+    m: Match, tensor: Value | None, factor: float
+) -> list[tuple[Operation, int]] | Mismatch:  # fmt: skip
+    """The constant operands that can be scaled by `factor` in place of `tensor`: those of the product whose elements
+    it holds."""
     current = tensor
     while current is not None and current.producer is not None and current.producer.name in _MOVEMENT:
         if current.use_count != 1:
             return m.fail("the tensor has other users", current)
         current = current.producer.operands[0]
-    return _scalable_operands(m, current)
+    targets = _scalable_operands(m, current)
+    if isinstance(targets, Mismatch):
+        return targets
+    constants = [m.data(op.operands[index]) for op, index in targets]
+    if any(data is not None and not can_be_scaled(data, factor) for data in constants):
+        return m.fail(_TOO_FAR, m.root)
+    return targets
 
 
 def scale_constants(m: Match, targets: list[tuple[Operation, int]], factor: float) -> None:

@@ -207,7 +207,7 @@ def _rounded(scale: float, query: Value) -> float:
 
 def _is_usable_scale(scale: float, query: Value) -> bool:
     """Attention takes a positive f32 as its scale, of which it uses the square root."""
-    if scale <= 0 or not np.isfinite(np.float32(scale)):
+    if scale <= 0 or not np.finfo(np.float32).tiny <= scale <= np.finfo(np.float32).max:
         return False
     return str(dtype_of(query)) != "f64" or float(np.float32(scale)) == scale
 
@@ -258,16 +258,17 @@ class ScaleIntoWeights(OpRule):
     root: ClassVar[str] = "attention"
 
     def when(self, m: Match) -> Verdict:
-        if self._scale(m.root) in (None, 1.0):
+        scale = self._scale(m.root)
+        if scale is None or scale == 1.0:
             return m.fail("it does not scale", m.root)
-        found = scalable_behind_movement(m, m.root.operands[0])
+        found = scalable_behind_movement(m, m.root.operands[0], scale)
         return found if isinstance(found, Mismatch) else True
 
     def build(self, b: OpBuilder, m: Match) -> Replacement:
-        found = scalable_behind_movement(m, m.root.operands[0])
-        assert not isinstance(found, Mismatch)
         scale = self._scale(m.root)
         assert scale is not None
+        found = scalable_behind_movement(m, m.root.operands[0], scale)
+        assert not isinstance(found, Mismatch)
         scale_constants(m, found, scale)
         m.rewriter.set_attribute(m.root, "scale", 1.0)
         return None

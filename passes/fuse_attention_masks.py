@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..graph import dtypes
 from ..graph.core import Value
 from ..graph.dims import prove_equal
 from ..graph.ops.masked_rows import lowest, rows_may_be_masked
@@ -70,8 +71,11 @@ def _is_apart(term: Term) -> bool:
 
 
 def _absorbs(fill: float, dtype: DType) -> bool:
-    """Whether adding `fill` to a score is as good as putting it in its place."""
-    return bool(fill == -np.inf or fill <= lowest(dtype.numpy))
+    """Whether adding `fill` to a score is as good as putting it in its place.
+
+    The lowest number of f16 is -65504: scores are not lost beside it, and lead beyond it.
+    """
+    return bool(fill == -np.inf or (dtype is not dtypes.f16 and fill <= lowest(dtype.numpy)))
 
 
 def _widening(scores: Scores, operands: Operands) -> Mismatch | None:

@@ -20,12 +20,14 @@ import numpy as np
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
 from ..graph.data import TensorData, UnresolvedData
+from .affine import is_in_range
 from .base import RulePass
 from .pattern import PatternBuilder, PatternValue
 from .rules import Match, Mismatch, OpRule, Rule, Verdict
 
 # Arithmetic that one rewrite may take while a model is optimized: about a second.
 MOST_ARITHMETIC = 1 << 34
+_TOO_FAR = "the product of the weights is beyond the range of their type"
 
 
 class Factor(NamedTuple):
@@ -64,7 +66,7 @@ class ProductOfProduct(OpRule):
                 return bias
         return True
 
-    def build(self, b: OpBuilder, m: Match) -> Value:
+    def build(self, b: OpBuilder, m: Match) -> Value | Mismatch:
         assert m.root.operands[0] is not None
         inner = m.root.operands[0].producer
         assert inner is not None
@@ -97,11 +99,15 @@ class ConstantTimesProduct(Rule):
             return m.fail("that is not less arithmetic", m.root)
         return 2 * rows * middle * columns <= MOST_ARITHMETIC or m.fail("it takes too long", m.root)
 
-    def build(self, b: OpBuilder, m: Match) -> Value:
+    def build(self, b: OpBuilder, m: Match) -> Value | Mismatch:
         a, second = (m.constant(value) for value in (m.a, m.b))
         assert a is not None
         assert second is not None
         product = a.astype(np.float64) @ second.astype(np.float64)
+        dtype = m.dtype(m.a)
+        assert dtype is not None
+        if not is_in_range(float(np.abs(product).max(initial=0.0)), dtype):
+            return m.fail(_TOO_FAR, m.root)
         return b.create("matmul", [b.const(product.astype(a.dtype)), m.x]).result
 
 
@@ -130,7 +136,7 @@ class SumOfProducts(Rule):
             shapes.append(shape)
         return shapes[0] == shapes[1] or m.fail("the weights are of different shapes", m.root)
 
-    def build(self, b: OpBuilder, m: Match) -> Value:
+    def build(self, b: OpBuilder, m: Match) -> Value | Mismatch:
         first, second = (_factor(m, op) for op in (m.op("first"), m.op("second")) if op is not None)
         biases = [factor.bias for factor in (first, second) if factor.bias is not None]
         bias = sum(biases[1:], biases[0]) if biases else None
@@ -189,9 +195,11 @@ def _factor(m: Match, op: Operation) -> Factor:
     return Factor(x, weight, bias)
 
 
-def _product(b: OpBuilder, m: Match, factor: Factor) -> Value:
+def _product(b: OpBuilder, m: Match, factor: Factor) -> Value | Mismatch:
     dtype = m.dtype(factor.x)
     assert dtype is not None
+    if not is_in_range(float(np.abs(factor.weight).max(initial=0.0)), dtype):
+        return m.fail(_TOO_FAR, m.root)
     weight = b.const(factor.weight.astype(dtype.numpy), dtype)
     if factor.bias is None:
         return b.create("matmul", [factor.x, weight]).result

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tilewright
-from tilewright import Builder, PassManager, f32, f64
+from tilewright import Builder, PassManager, f16, f32, f64
 
 RANDOM = np.random.default_rng(7)
 PIPELINE = "fold-batch-norm,fold-scale-shift,fold-pads,matmul-to-gemm,dce"
@@ -200,3 +200,23 @@ def test_matmul_with_an_addend_that_widens_is_left_alone(shape):
     model = b.build()
     PassManager.parse(PIPELINE).run(model)
     assert names(model) == ["matmul", "add"]
+
+
+@pytest.mark.refusal
+@pytest.mark.parametrize(
+    ("dtype", "weight", "factor", "folds"),
+    [
+        (f16, 300.0, 300.0, False), (f16, 1.0, 1e-5, False), (f16, 1.0, 0.125, True),
+        (f32, 1e25, 1e25, False), (f32, 1e-30, 1e-30, False), (f32, 1.0, 0.125, True),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("moved", [False, True])
+def test_weights_stay_in_the_range_of_their_type(dtype, weight: float, factor: float, folds: bool, moved: bool) -> None:
+    b = Builder()
+    x = b.input("x", dtype[2, 4])
+    y = b.matmul(x, np.full((4, 4), weight, dtype.numpy))
+    y = b.transpose(b.reshape(y, [2, 2, 2]), perm=[1, 0, 2]) if moved else y
+    b.output(b.mul(y, np.asarray(factor, dtype.numpy)), "y")
+    model = b.build()
+    PassManager.parse("fold-scale-shift,dce").run(model)
+    assert ("mul" not in names(model)) == folds

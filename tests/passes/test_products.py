@@ -395,3 +395,19 @@ def test_levels() -> None:
         model = built(siblings)
         tilewright.optimize(model, level)
         assert operators(model) == expected
+
+
+@pytest.mark.refusal
+@pytest.mark.parametrize(("dtype", "weight", "merged"), [(f16, 300.0, False), (f16, 1e-4, False), (f16, 0.5, True),
+                                                        (f32, 1e25, False), (f32, 0.5, True)])  # fmt: skip
+@pytest.mark.parametrize("left", [False, True])
+def test_products_of_weights_stay_in_the_range_of_their_type(
+    dtype: Any, weight: float, merged: bool, left: bool
+) -> None:
+    b = Builder()
+    x = b.input("x", dtype[4, 4])
+    first, second = (np.full((4, 4), weight, dtype.numpy) for _ in range(2))
+    b.output(b.matmul(first, b.matmul(second, x)) if left else b.matmul(b.matmul(x, first), second), "y")
+    model = b.build()
+    PassManager.parse("merge-products,dce").run(model)
+    assert sum(op.name == "matmul" for op in model.walk()) == (1 if merged else 2)
