@@ -157,7 +157,7 @@ def dft(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
     place = (axis[0] if axis else -2) % len(shape)
     inverse, onesided = bool(op.attr("inverse")), bool(op.attr("onesided"))
     size = length[0] if length else 2 * (shape[place] - 1) if inverse and onesided else shape[place]
-    if place == len(shape) - 1:
+    if place == len(shape) - 1 or shape[-1] not in (1, 2) or size < 1:  # the reference says what is wrong
         return None
     perm = [*(i for i in range(len(shape)) if i not in (place, len(shape) - 1)), place, len(shape) - 1]
     outer = [shape[i] for i in perm[:-2]]

@@ -79,6 +79,7 @@ REFUSED: list[tuple[str, dict[str, np.ndarray], dict[str, Any]]] = [
     *(("center_crop_pad", {"x": X, "s": ints(*sizes)}, {}) for sizes in ((-1, 2), (2, LEAST), (MOST, 1))),
     ("dequantize_linear", {"x": np.zeros((3, 4), np.uint8), "s": floats(4)}, {"axis": 7}),
     ("stft", {"x": floats(1, 8, 1), "f": np.array(LEAST), "w": floats(4)}, {}),
+    ("dft", {"x": floats(1, 4, 0)}, {}), ("dft", {"x": floats(1, 4, 1), "n": np.array(-3)}, {}),
     *(("gather_nd", {"x": X, "i": np.zeros((2, depth), np.int64)}, {}) for depth in (0, 3)),
     ("matmul", {"x": X, "z": floats(5, 2)}, {}), ("add", {"x": X, "z": floats(3, 5)}, {}),
     ("conv", {"x": floats(1, 4, 5, 5), "w": floats(2, 3, 3, 3)}, {}),
