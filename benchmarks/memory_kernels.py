@@ -50,7 +50,7 @@ def onnxruntime_of(build: Callable[[Any], Any], feeds: dict[str, np.ndarray], th
     """A run of the model that `build(builder)` gives the result of, on bound memory."""
     import onnxruntime
 
-    b = tilewright.Builder("bench", opset=17)
+    b = tilewright.Builder("bench", opset=20)
     b.output(build(b), "y")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

@@ -1,4 +1,5 @@
-"""Operators alone on large tensors, beside ONNX Runtime: reductions, order, running sums, moves by index, parts.
+"""Operators alone on large tensors, beside ONNX Runtime: reductions, order, running sums, moves by index, parts; what
+reads images at computed places, and what finds as much as there is.
 
     python benchmarks/single_operators.py [--seconds 1] [NAME ...]
 
@@ -50,6 +51,24 @@ def bordered(mode: str) -> Build:
     return lambda b, x: b.pad(x, whole(0, 0, 1, 1, 0, 0, 1, 1), mode=mode)
 
 
+def corners(count: int, size: float) -> np.ndarray:
+    """Boxes [count, 4] in a square of `size`."""
+    random = np.random.default_rng(4)
+    first = random.random((count, 2)) * size
+    return np.concatenate([first, first + random.random((count, 2)) * size / 4], 1).astype(np.float32)
+
+
+def places(*shape: int) -> np.ndarray:
+    """A place from -1 to 1 for each element of an image."""
+    return np.random.default_rng(5).uniform(-1, 1, (1, *shape, len(shape))).astype(np.float32)
+
+
+def suppressed(b: Any, scores: Any) -> Any:
+    """Of 8400 boxes the best 100 of each class, if they are good ones: as detectors end."""
+    overlap, least = np.array([0.5], np.float32), np.array([2.5], np.float32)
+    return b.non_max_suppression(corners(8400, 640)[None], scores, whole(100), overlap, least)
+
+
 ROWS, IMAGES = (4096, 1024), (32, 64, 56, 56)
 CASES: dict[str, tuple[Shape, Build]] = {
     "sum, first axis": ((16384, 1024), lambda b, x: b.reduce_sum(x, [0], keepdims=0)),
@@ -85,12 +104,26 @@ CASES: dict[str, tuple[Shape, Build]] = {
     "slice, last first": (ROWS, lambda b, x: b.slice(x, whole(1023), whole(-9999), whole(1), whole(-1))),
     "depth to space": ((1, 256, 112, 112), lambda b, x: b.depth_to_space(x, blocksize=2)),
     "space to depth": ((1, 64, 224, 224), lambda b, x: b.space_to_depth(x, blocksize=2)),
+    "regions, aligned": (
+        (1, 256, 50, 68),
+        lambda b, x: b.roi_align(x, corners(512, 800), whole(*[0] * 512), output_height=7, output_width=7,
+                                 sampling_ratio=2, spatial_scale=1 / 16),
+    ),
+    "samples on a grid": ((1, 64, 112, 112), lambda b, x: b.grid_sample(x, places(112, 112))),
+    "deformed convolution": (
+        (1, 64, 56, 56),
+        lambda b, x: b.deform_conv(x, numbers(64, 64, 3, 3), numbers(1, 18, 56, 56), pads=[1, 1, 1, 1]),
+    ),
+    "places, not zero": ((1 << 20,), lambda b, x: b.nonzero(b.relu(x))),
+    "boxes, suppressed": ((1, 80, 8400), suppressed),
+    "different elements": ((1 << 18,), lambda b, x: b.unique(x, outputs=1)),
+    "transform, 1024": ((64, 1024, 1), lambda b, x: b.dft(x, whole(1024)[0], whole(1)[0])),
 }  # fmt: skip
 
 
 def row(name: str, seconds: float) -> list[str]:
     shape, build = CASES[name]
-    b = tilewright.Builder("bench", opset=17)
+    b = tilewright.Builder("bench", opset=20)
     b.output(build(b, b.input("x", f32[shape])), "y")
     executable = tilewright.compile(b.build(), target="cpu", threads=1)
     feeds = {"x": numbers(*shape)}

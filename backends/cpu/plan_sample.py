@@ -11,6 +11,9 @@ from .kernels.strided import stride_sizes
 from .plan_map import clear
 from .planner import Argument, Planner, View, channels_last, plans
 
+# So many channels are worth laying together where several elements are read for each.
+_WIDE = 16
+
 
 def _channels_last(planner: Planner, view: View) -> View:
     if view.strides[1] == 1 or view.shape[1] == 1:
@@ -77,9 +80,10 @@ def _region_arguments(planner: Planner, op: Operation, x: View, regions: View, y
 
 @plans("kernel.sample")
 def plan_sample(planner: Planner, op: Operation) -> None:
-    """Along the channels if they lie together or are asked to, else along the places."""
+    """Along the channels if they lie together, are asked to or are many, else along the places."""
     x, *places = (planner.view(value) for value in op.operand_values)
-    by_channel = bool(op.attr("channels_last") or x.strides[1] == 1) and x.shape[1] > 1
+    is_wide = bool(x.shape[1] >= _WIDE and op.attr("mode") != "nearest")
+    by_channel = bool(op.attr("channels_last") or x.strides[1] == 1 or is_wide) and x.shape[1] > 1
     y = planner.new(op.result, channels_last(len(planner.shape(op.result))) if by_channel else None)
     by_channel = by_channel and y.strides[1] == 1
     x = _channels_last(planner, x) if by_channel else x
