@@ -79,7 +79,11 @@ def find_site(softmax: Operation, inference: InferenceContext, flat: bool = Fals
     mask = choose_mask(scores, operands, inference, flat)
     if isinstance(mask, Mismatch):
         return mask
-    return Site(scores, operands, mask, scores.scale * operands.scale)
+    scale = scores.scale * operands.scale
+    limits = np.finfo(np.float64 if dtype.name == "f64" else np.float32)
+    if scale and not float(limits.tiny) <= abs(scale) <= float(limits.max):
+        return near("the scales are one number that is beyond the range of their type", scores.product)
+    return Site(scores, operands, mask, scale)
 
 
 class FusedAttention(OpRule):
@@ -207,7 +211,7 @@ def _rounded(scale: float, query: Value) -> float:
 
 def _is_usable_scale(scale: float, query: Value) -> bool:
     """Attention takes a positive f32 as its scale, of which it uses the square root."""
-    if scale <= 0 or not np.finfo(np.float32).tiny <= scale <= np.finfo(np.float32).max:
+    if not float(np.finfo(np.float32).tiny) <= scale <= float(np.finfo(np.float32).max):
         return False
     return str(dtype_of(query)) != "f64" or float(np.float32(scale)) == scale
 

@@ -38,6 +38,18 @@ def weights_are_an_output(b):
     b.output(p @ v, "y")
 
 
+@refusal("beyond the range")
+def scales_whose_product_overflows(b):
+    q, k, v = four(b)
+    b.output(b.softmax(b.mul(b.mul(q @ transposed(b, k), 1e25), 1e25)) @ v, "y")
+
+
+@refusal("beyond the range")
+def scales_whose_product_underflows(b):
+    q, k, v = four(b)
+    b.output(b.softmax(b.mul(b.mul(q @ transposed(b, k), 1e-30), 1e-30)) @ v, "y")
+
+
 @refusal("have other users")
 def weights_are_read_twice(b):
     q, k, v = four(b)
