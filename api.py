@@ -184,7 +184,10 @@ def to_proto(module: Module, clean: bool = True, **options: Unpack[WriteOptions]
 
 
 def tidy(module: Module) -> None:
-    """Bit-exact rewrites of a module in which fused operators were replaced by their parts."""
+    """Bit-exact rewrites of a module in which fused operators were replaced by their parts. One made of layers stays as
+    it is: whoever trains the file again needs each parameter, of which some may begin as equal."""
+    if any("parameter" in op.metadata for op in module.main.block):
+        return
     from .passes.context import PassContext
     from .passes.manager import PassManager
 

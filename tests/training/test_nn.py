@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,14 @@ def test_numbers_can_be_loaded() -> None:
     np.testing.assert_array_equal(evaluate(source, x), evaluate(target, x))
     with pytest.raises(UsageError, match="has shape"):
         target.load({"0.weight": np.zeros((2, 2))})
+
+
+def test_a_file_has_every_parameter(tmp_path: Path) -> None:
+    """Also where operators are written as their parts, and where parameters begin as equal."""
+    layer = nn.Sequential(nn.LayerNorm(8), nn.MultiHeadAttention(8, 2), nn.RMSNorm(8), nn.Linear(8, 8)).initialize(0)
+    tilewright.save(layer.to_model(x=f32["n", 4, 8]), tmp_path / "net.onnx")
+    written = {op.result.name for op in tilewright.load(tmp_path / "net.onnx").main.block if op.name == "const"}
+    assert set(layer.parameters()) <= written
 
 
 def test_a_layer_used_twice_has_one_set_of_parameters() -> None:
