@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import NoneType
@@ -85,7 +85,7 @@ def optimize(
     require("opset", opset, (int, NoneType), "the version of an opset")
     given = None if passes is None else pipeline_text(passes)
     opened = open_model(model, log)
-    writer = _Writer(target, functions, clean=level > 0)
+    writer = _Writer(target, functions, clean=level > 0 or given is not None)
     first = interface_passes(dims, shapes, inputs, outputs)
     size = stored_bytes(opened) if original_bytes is None else original_bytes
 
@@ -110,7 +110,9 @@ def optimize(
         return report
 
     if given is not None:
-        return writer.counted(attempt(given, True, log))
+        report = attempt(given, True, log)
+        opened.module.is_optimized = True
+        return writer.counted(report)
     name = preset(level, target, functions)
     attempts = [
         Attempt(partial(attempt, name, True)),
@@ -120,6 +122,7 @@ def optimize(
     ]
     limit = partial(_most_bytes, size, ",".join(first), opset, writer)
     report, found = first_that_fits(opened.module, attempts, writer, limit, size)
+    opened.module.is_optimized = level > 0
     log.diagnostics += found.diagnostics
     report.pipeline.diagnostics = log.diagnostics[:]
     # Without a new operator or opset, which is when the writer was not asked, every operation is written as one node.
@@ -136,7 +139,7 @@ def save(
     with_shapes: bool = False,
     external: bool | None = None,
     functions: bool = False,
-    clean: bool = True,
+    clean: bool | None = None,
     log: DiagnosticLog | None = None,
 ) -> WrittenModel:
     """Write `module` to `path`, all or nothing: a failure leaves what was there. `module` stays as it is.
@@ -154,7 +157,8 @@ def save(
         functions: write fused operators that would be written as their parts as calls of model-local functions, whose
             bodies are these parts; the file needs IR version 8.
         clean: where operators are written as their parts, also make the bit-exact rewrites that this allows: fold
-            what is constant, drop what is not needed, compute once what is computed twice.
+            what is constant, drop what is not needed, compute once what is computed twice. None does so if the module
+            has been optimized; parameters of one that has not are all kept.
         log: receives a remark for each operator that was written as its parts, with the reason.
 
     Weights are copied from file to file, never through memory. Raises ExportError naming everything that cannot be
@@ -163,31 +167,33 @@ def save(
     from .importers.onnx import save as write
 
     return write(
-        module, path, opset, target, keep_fused, with_shapes, external, functions, log, tidy if clean else None
+        module, path, opset, target, keep_fused, with_shapes, external, functions, log, _cleaning(module, clean)
     )
 
 
-def to_bytes(module: Module, clean: bool = True, **options: Unpack[WriteOptions]) -> bytes:
+def to_bytes(module: Module, clean: bool | None = None, **options: Unpack[WriteOptions]) -> bytes:
     """The encoded model with all weights inside; options as for `save`. Raises ExportError above 2 GiB."""
     from .importers.onnx import to_bytes as write
 
-    options.setdefault("tidy", tidy if clean else None)
+    options.setdefault("tidy", _cleaning(module, clean))
     return write(module, **options)
 
 
-def to_proto(module: Module, clean: bool = True, **options: Unpack[WriteOptions]) -> ModelProto:
+def to_proto(module: Module, clean: bool | None = None, **options: Unpack[WriteOptions]) -> ModelProto:
     """The model as a message, with a copy of all weights inside; options as for `save`."""
     from .importers.onnx import to_proto as write
 
-    options.setdefault("tidy", tidy if clean else None)
+    options.setdefault("tidy", _cleaning(module, clean))
     return write(module, **options)
 
 
+def _cleaning(module: Module, clean: bool | None) -> Callable[[Module], None] | None:
+    # What is no module is refused by the writer, which says what it is.
+    return tidy if (getattr(module, "is_optimized", False) if clean is None else clean) else None
+
+
 def tidy(module: Module) -> None:
-    """Bit-exact rewrites of a module in which fused operators were replaced by their parts. One made of layers stays as
-    it is: whoever trains the file again needs each parameter, of which some may begin as equal."""
-    if any("parameter" in op.metadata for op in module.main.block):
-        return
+    """Bit-exact rewrites of a module in which fused operators were replaced by their parts."""
     from .passes.context import PassContext
     from .passes.manager import PassManager
 

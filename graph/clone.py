@@ -29,6 +29,7 @@ def clone_module(module: Module, values: ValueMap | None = None) -> Module:
     clone.functions = {key: clone_function(function, values) for key, function in module.functions.items()}
     clone.metadata = copy_metadata(module.metadata)
     clone.symbols = copy.deepcopy(module.symbols)
+    clone.is_optimized = module.is_optimized
     return clone
 
 

@@ -75,7 +75,8 @@ class Module:
 
     `opsets` maps a domain to the version under which the model is written by default; in memory operations of the
     default domain are always at `INTERNAL_OPSET`. `level` names the legal operations ("onnx", later "core", "kernel",
-    "loop"). `symbols` hands out dims nobody has used yet.
+    "loop"). `symbols` hands out dims nobody has used yet. `is_optimized` tells the writer to clean, too, what it has to
+    write as parts.
     """
 
     def __init__(self, main: Function, opsets: dict[str, int] | None = None, level: str = "onnx") -> None:
@@ -85,11 +86,13 @@ class Module:
         self.level = level
         self.metadata: Metadata = {}
         self.symbols = FreshSymbols()
+        self.is_optimized = False
 
     def take_over(self, other: Module) -> None:
         """Become what `other` is, which must not be used any more."""
         self.main, self.functions = other.main, other.functions
         self.opsets, self.level, self.metadata, self.symbols = other.opsets, other.level, other.metadata, other.symbols
+        self.is_optimized = other.is_optimized
 
     def all_functions(self) -> Iterator[Function]:
         """`main` first, then the model-local functions in order."""

@@ -50,7 +50,7 @@ def layer_norm_parts(op: Operation, b: OpBuilder) -> list[Value] | None:
     variance = b.reduce_mean(b.pow(centered, 2.0), axes)
     result = _cast(b, b.div(centered, _root(b, op, variance)), narrow)
     result = _scaled(b, result, op.operands[1])
-    if has_operand(op, 2) and not is_all(op.operands[2], 0.0):
+    if has_operand(op, 2) and not _is_made_up(op.operands[2], 0.0):
         result = b.add(result, op.operands[2])
     return [result]
 
@@ -154,8 +154,14 @@ def _root(b: OpBuilder, op: Operation, mean: Value) -> Value:
 
 
 def _scaled(b: OpBuilder, value: Value, scale: Value | None) -> Value:
-    result: Value = value if is_all(scale, 1.0) else b.mul(value, scale)
+    result: Value = value if _is_made_up(scale, 1.0) else b.mul(value, scale)
     return result
+
+
+def _is_made_up(operand: Value | None, neutral: float) -> bool:
+    """Whether an operand changes nothing and has no name: one with a name may be a parameter that is yet to be trained,
+    and is left out by rewrites only."""
+    return operand is None or (operand.name is None and is_all(operand, neutral))
 
 
 def _reshape_target(shape: Sequence[Dim]) -> list[int] | None:

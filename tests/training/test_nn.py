@@ -73,10 +73,13 @@ def test_numbers_can_be_loaded() -> None:
 
 def test_a_file_has_every_parameter(tmp_path: Path) -> None:
     """Also where operators are written as their parts, and where parameters begin as equal."""
-    layer = nn.Sequential(nn.LayerNorm(8), nn.MultiHeadAttention(8, 2), nn.Linear(8, 8)).initialize(0)
-    tilewright.save(layer.to_model(x=f32["n", 4, 8]), tmp_path / "net.onnx")
-    written = {op.result.name for op in tilewright.load(tmp_path / "net.onnx").main.block if op.name == "const"}
-    assert set(layer.parameters()) <= written
+    layer = nn.Sequential(nn.LayerNorm(8), nn.MultiHeadAttention(8, 2), nn.RMSNorm(8), nn.Linear(8, 8)).initialize(0)
+    first, second = tmp_path / "net.onnx", tmp_path / "again.onnx"
+    tilewright.save(layer.to_model(x=f32["n", 4, 8]), first, opset=23)
+    tilewright.save(tilewright.load(first), second, opset=17)
+    for path in (first, second):
+        written = {op.result.name for op in tilewright.load(path).main.block if op.name == "const"}
+        assert set(layer.parameters()) <= written
 
 
 def test_a_layer_used_twice_has_one_set_of_parameters() -> None:
