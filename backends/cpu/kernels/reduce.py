@@ -29,6 +29,7 @@ from .strided import (
     StridedBuilder,
     View,
     argument_names,
+    column_vectors,
     extent_sizes,
     highest,
     lowest,
@@ -145,8 +146,7 @@ def _lanes(kernel: Reduce, machine: Machine) -> int:
 def _vectors(kernel: Reduce, machine: Machine) -> int:
     """Vectors of columns in a block: half the registers hold totals, or as many as there are columns."""
     vectors = max(1, machine.registers // 2 // len(kernel.totals))
-    columns = kernel.outer[-1] if kernel.outer else 1
-    return vectors if columns is None else max(1, min(vectors, -(-columns // _lanes(kernel, machine))))
+    return column_vectors(kernel.outer, _lanes(kernel, machine), vectors)
 
 
 def build_reduce(name: str, kernel: Reduce, machine: Machine) -> Module:
@@ -294,15 +294,8 @@ class _ReduceBuilder(StridedBuilder):
     # ---- lanes along the last of the outer dims ----------------------------------------------------------------------
 
     def column_unit(self, indices: Sequence[Operand], piece: Operand, column: Operand) -> None:
-        b = self.b
-        rest = b.sub(self.size(self.outers[-1]), column)
-        masks = [b.tail_mask(b.index(b.sub(rest, v * self.lanes)), self.lanes) for v in range(self.vectors)]
-        whole = b.le(self.vectors * self.lanes, rest)
-        b.branch(
-            whole,
-            lambda: self.columns(indices, piece, column, [None] * self.vectors),
-            lambda: self.columns(indices, piece, column, masks),
-        )
+        rest = self.b.sub(self.size(self.outers[-1]), column)
+        self.with_masks(rest, self.vectors, lambda masks: self.columns(indices, piece, column, masks))
 
     def columns(
         self, indices: Sequence[Operand], piece: Operand, column: Operand, masks: Sequence[Value | None]

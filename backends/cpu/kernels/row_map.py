@@ -12,9 +12,8 @@ adds in order. So neither totals nor sums depend on how units are shared out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from ....graph import types
 from ....graph.core import Value
@@ -22,23 +21,19 @@ from ....graph.dtypes import DType
 from ....graph.kernel.loop_builder import Operand
 from ....graph.module import Module
 from ..machine import Machine
-from .elementwise import AHEAD_BYTES
+from .row_walk import CHAINS, RowWalk, Spot
 from .strided import (
     Along,
     Body,
     Size,
-    StridedBuilder,
     View,
     argument_names,
+    column_units,
+    column_vectors,
     extent_sizes,
     view_sizes,
     widest_of,
 )
-
-# Vectors of totals along a row, and vectors of columns in a block.
-_CHAINS = 4
-# Rows from this length on are asked for before they are read.
-_PREFETCHED = 256
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ def row_map_units(kernel: RowMap, machine: Machine, outer: Sequence[int], block:
     """How many units of work there are for these outer extents and blocks of so many rows."""
     if kernel.along == "row":
         return -(-math.prod(outer) // block)
-    return math.prod(outer[:-1]) * -(-outer[-1] // (_columns(kernel, machine) * machine.lanes(_widest(kernel))))
+    return column_units(outer, _vectors(kernel, machine) * machine.lanes(_widest(kernel)))
 
 
 def block_of_rows(rows: int) -> int:
@@ -111,11 +106,10 @@ def _widest(kernel: RowMap) -> DType:
     return widest_of([*kernel.totals, *(view.dtype for view in _views(kernel).values())])
 
 
-def _columns(kernel: RowMap, machine: Machine) -> int:
-    """Vectors of columns in a block."""
-    columns = kernel.outer[-1] if kernel.outer else 1
-    most = max(1, min(_CHAINS, machine.registers // 4 // max(1, len(kernel.totals))))
-    return most if columns is None else max(1, min(most, -(-columns // machine.lanes(_widest(kernel)))))
+def _vectors(kernel: RowMap, machine: Machine) -> int:
+    """Vectors that are worked on side by side: no more than leave registers for the totals of each."""
+    most = max(1, min(CHAINS, machine.registers // 4 // max(1, len(kernel.totals))))
+    return most if kernel.along == "row" else column_vectors(kernel.outer, machine.lanes(_widest(kernel)), most)
 
 
 def build_row_map(name: str, kernel: RowMap, machine: Machine) -> Module:
@@ -127,32 +121,18 @@ def build_row_map(name: str, kernel: RowMap, machine: Machine) -> Module:
     return builder.b.module()
 
 
-@dataclass(frozen=True)
-class _Spot:
-    """A vector of elements: its place in each tensor, its mask, and which it is of those that are worked on at once."""
-
-    places: dict[str, Operand]
-    mask: Value | None
-    number: int
-
-
-# What is done with a vector of elements, which may change the totals.
-Step: TypeAlias = Callable[[_Spot, "list[Value]"], None]
-
-
-class _RowMapBuilder(StridedBuilder):
+class _RowMapBuilder(RowWalk):
     def __init__(self, name: str, kernel: RowMap, machine: Machine) -> None:
-        super().__init__(name, machine, row_map_buffers(kernel), row_map_sizes(kernel), _widest(kernel))
+        super().__init__(
+            name, machine, row_map_buffers(kernel), row_map_sizes(kernel), _widest(kernel),
+            kernel.outer, kernel.row, kernel.along, _vectors(kernel, machine),
+        )  # fmt: skip
         self.kernel = kernel
-        self.outers = [f"outer{axis}" for axis in range(len(kernel.outer))]
-        self.rows = [f"row{axis}" for axis in range(len(kernel.row))]
-        self.by_column = kernel.along == "column"
-        most = max(1, min(_CHAINS, machine.registers // 4 // max(1, len(kernel.totals))))
-        self.width = _columns(kernel, machine) if self.by_column else most
         self.operands = [f"x{index}" for index in range(len(kernel.operands))]
         self.fixed = [name for name, view in zip(self.operands, kernel.operands, strict=True) if is_fixed(view)]
         # Tensors that are walked along a row.
         self.tensors = [name for name in _views(kernel) if name not in self.fixed and name[0] != "n"]
+        self.moving = [name for name in self.operands if name not in self.fixed]
 
     # ---- units -------------------------------------------------------------------------------------------------------
 
@@ -186,18 +166,8 @@ class _RowMapBuilder(StridedBuilder):
             b.store(zero, b[name], b.add(start, i), b.tail_mask(b.index(b.sub(length, i)), self.lanes))
 
     def column_unit(self, unit: Value) -> None:
-        b = self.b
-        width = self.width * self.lanes
-        blocks = b.div(b.add(self.size(self.outers[-1]), width - 1), width)
-        column = b.mul(b.rem(unit, blocks), width)
-        indices = [*self.unravel(b.div(unit, blocks), self.outers[:-1]), column]
-        rest = b.sub(self.size(self.outers[-1]), column)
-        masks = [b.tail_mask(b.index(b.sub(rest, v * self.lanes)), self.lanes) for v in range(self.width)]
-        b.branch(
-            b.le(width, rest),
-            lambda: self.row(indices, 0, [None] * self.width),
-            lambda: self.row(indices, 0, masks),
-        )
+        indices, rest = self.column_block(unit, self.outers, self.width * self.lanes)
+        self.with_masks(rest, self.width, lambda masks: self.row(indices, 0, masks))
 
     # ---- a row, or a block of them, one for each lane ----------------------------------------------------------------
 
@@ -209,31 +179,21 @@ class _RowMapBuilder(StridedBuilder):
         totals = self.totals(starts)
         started: list[list[Value]] = [[] for _ in totals]
         if kernel.start is not None:
-            for v, found in enumerate(totals):
-                given = [self.known[name][v] for name in self.fixed]
-                made = list(kernel.start(self.b, [*given, *found]))
-                kept = len(made) - len(kernel.numbers)
-                started[v] = made[:kept]
-                self.keep(made[kept:], v, indices)
+            made = [
+                list(kernel.start(self.b, [*(self.known[name][v] for name in self.fixed), *found]))
+                for v, found in enumerate(totals)
+            ]
+            kept = len(made[0]) - len(kernel.numbers)
+            started = [numbers[:kept] for numbers in made]
+            for index, view in enumerate(kernel.numbers):
+                vector = types.vector(view.dtype, self.lanes)
+                self.keep(f"n{index}", [self.b.value(numbers[kept + index], vector) for numbers in made], indices)
 
-        def last(spot: _Spot, _: list[Value]) -> None:
+        def last(spot: Spot, _: list[Value]) -> None:
             v = spot.number if self.by_column else 0
             self.finish(spot, [*totals[v], *started[v]])
 
-        self.sweep(starts, [], last)
-
-    def keep(self, numbers: Sequence[Value], v: int, indices: Sequence[Operand]) -> None:
-        """Store what has one number for each row."""
-        b = self.b
-        for index, value in enumerate(numbers):
-            name = f"n{index}"
-            place = self.place(name, "outer", indices)
-            vector = b.value(value, types.vector(self.kernel.numbers[index].dtype, self.lanes))
-            if not self.by_column:
-                self.store_one(b.extract(vector, 0), name, place)
-                continue
-            stride = self.stride(name, "outer", len(self.outers) - 1)
-            self.store(vector, name, b.add(place, b.mul(v * self.lanes, stride)), stride, self.masks[v])
+        self.walk(self.tensors, starts, [], last)
 
     def along(self, name: str, place: Operand) -> list[Value]:
         """An operand that is the same all along a row: a vector, or one for each vector of columns."""
@@ -253,7 +213,7 @@ class _RowMapBuilder(StridedBuilder):
             return [[] for _ in range(self.width if self.by_column else 1)]
         zeros = [b.constant(0, types.vector(dtype, self.lanes)) for dtype in self.kernel.totals]
 
-        def step(spot: _Spot, sums: list[Value]) -> None:
+        def step(spot: Spot, sums: list[Value]) -> None:
             values = self.kernel.prologue(b, self.read(spot))
             first = count * (spot.number % self.width)
             for index, value in enumerate(values):
@@ -262,7 +222,7 @@ class _RowMapBuilder(StridedBuilder):
                     vector = b.select(spot.mask, vector, zeros[index])
                 sums[first + index] = b.add(sums[first + index], vector)
 
-        found = self.sweep(starts, zeros * self.width, step)
+        found = self.walk(self.tensors, starts, zeros * self.width, step)
         vectors = [found[count * v : count * (v + 1)] for v in range(self.width)]
         if self.by_column:
             return [self.averaged(found) for found in vectors]
@@ -282,22 +242,23 @@ class _RowMapBuilder(StridedBuilder):
             found[index] = b.div(found[index], count)
         return found
 
-    def finish(self, spot: _Spot, numbers: Sequence[Value]) -> None:
+    def finish(self, spot: Spot, numbers: Sequence[Value]) -> None:
         b, kernel = self.b, self.kernel
         made = list(kernel.body(b, [*self.read(spot), *numbers]))
         for index, value in enumerate(made[: len(kernel.results)]):
             name = f"y{index}"
             self.store(value, name, spot.places[name], self.inner_stride(name), spot.mask)
-            self.ask(name, spot)
+            if spot.mask is None:
+                self.ask(name, spot)
         for index, value in enumerate(made[len(kernel.results) :]):
             name = f"c{index}"
             stride = self.inner_stride(name)
             old = self.load(name, spot.places[name], stride, spot.mask)
             self.store(b.add(old, b.value(value, old.type)), name, spot.places[name], stride, spot.mask)
-        if not self.by_column:
-            self.prefetch_next(spot)
+        if not self.by_column and self.asks_for_rows:
+            self.prefetch_next(self.moving, spot)
 
-    def read(self, spot: _Spot) -> list[Value]:
+    def read(self, spot: Spot) -> list[Value]:
         """A vector of each operand."""
         v = spot.number if self.by_column else 0
         return [
@@ -306,86 +267,3 @@ class _RowMapBuilder(StridedBuilder):
             else self.load(name, spot.places[name], self.inner_stride(name), spot.mask)
             for name in self.operands
         ]
-
-    def inner_stride(self, name: str) -> Operand:
-        part, axis = ("outer", len(self.outers) - 1) if self.by_column else ("row", len(self.rows) - 1)
-        return self.stride(name, part, axis)
-
-    def ask(self, name: str, spot: _Spot) -> None:
-        """Ask for the line that will be written a little later."""
-        stride = self.inner_stride(name)
-        if self.by_column or spot.mask is not None or isinstance(stride, Value) or stride != 1:
-            return
-        bytes = max(1, self.kernel.results[int(name[1:])].dtype.bits // 8)
-        self.b.prefetch(self.b[name], self.b.add(spot.places[name], AHEAD_BYTES // bytes), writes=True)
-
-    def prefetch_next(self, spot: _Spot) -> None:
-        """Ask for the same place of the next row, which is read when this one has been written."""
-        length = self.kernel.row[-1]
-        if not self.outers or len(self.rows) > 1 or (length is not None and length < _PREFETCHED):
-            return
-        for name in self.operands:
-            distance = self.stride(name, "outer", len(self.outers) - 1)
-            if name not in self.fixed and (isinstance(distance, Value) or distance):
-                self.b.prefetch(self.b[name], self.b.add(spot.places[name], distance))
-
-    # ---- passes ------------------------------------------------------------------------------------------------------
-
-    def sweep(self, starts: dict[str, Operand], carried: Sequence[Value], step: Step) -> list[Value]:
-        """`step` on every vector of the row; the totals as it leaves them."""
-        names = self.tensors
-        extents = self.rows if self.by_column else self.rows[:-1]
-        inner = self.columns if self.by_column else self.stretch
-        return self.nest(
-            extents, names, [starts[name] for name in names], carried,
-            lambda places, totals: inner(dict(zip(names, places, strict=True)), totals, step),
-        )  # fmt: skip
-
-    def columns(self, places: dict[str, Operand], totals: Sequence[Value], step: Step) -> list[Value]:
-        """One step of the row dims for each vector of columns."""
-        following = list(totals)
-        for v, mask in enumerate(self.masks):
-            step(self.spot(places, v * self.lanes, mask, v), following)
-        return following
-
-    def stretch(self, places: dict[str, Operand], totals: Sequence[Value], step: Step) -> list[Value]:
-        """The innermost dim of a row: sets of vectors, then what is left."""
-        b, length = self.b, self.size(self.rows[-1])
-        width = self.lanes * self.width
-        whole = b.mul(b.div(length, width), width)
-        following = list(totals)
-        if isinstance(whole, Value) or whole:
-            following = self.repeated(0, whole, width, following, lambda i, values: self.set(places, i, values, step))
-        if isinstance(whole, int) and isinstance(length, int):
-            for number, start in enumerate(range(whole, length, self.lanes)):
-                count = length - start
-                mask = None if count >= self.lanes else b.tail_mask(b.index(count), self.lanes)
-                step(self.spot(places, start, mask, number), following)
-            return following
-
-        def rest(i: Operand, values: list[Value]) -> None:
-            mask = b.tail_mask(b.index(b.sub(length, i)), self.lanes)
-            step(self.spot(places, i, mask, 0), values)
-
-        return self.repeated(whole, length, self.lanes, following, rest)
-
-    def set(self, places: dict[str, Operand], i: Operand, totals: list[Value], step: Step) -> None:
-        """Vectors that are worked on side by side."""
-        for chain in range(self.width):
-            step(self.spot(places, self.b.add(i, chain * self.lanes), None, chain), totals)
-
-    def repeated(
-        self, begin: Operand, end: Operand, step: int, totals: list[Value], body: Callable[[Operand, list[Value]], None]
-    ) -> list[Value]:
-        """A loop over `body`, which changes the totals it is given."""
-        with self.b.loop(begin, end, step, totals) as state:
-            values = list(state.values) if totals else []
-            body(state.index if totals else state, values)
-            if totals:
-                state.yields(values)
-        return list(state.results) if totals else []
-
-    def spot(self, places: dict[str, Operand], ahead: Operand, mask: Value | None, number: int) -> _Spot:
-        b = self.b
-        here = {name: b.add(place, b.mul(ahead, self.inner_stride(name))) for name, place in places.items()}
-        return _Spot(here, mask, number)

@@ -23,25 +23,21 @@ from ....graph.kernel.loop_builder import LoopBuilder, Operand
 from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Module
 from ..machine import Machine
-from .elementwise import AHEAD_BYTES
 from .exponential import exp_of_negative
+from .row_walk import CHAINS, RowWalk, Spot, Step
 from .strided import (
     Along,
     Body,
     Size,
-    StridedBuilder,
     View,
     argument_names,
+    column_units,
+    column_vectors,
     extent_sizes,
     lowest,
     view_sizes,
     widest_of,
 )
-
-# Vectors of totals along a row, and vectors of columns in a block.
-_CHAINS = 4
-# Rows from this length on are asked for before they are read.
-_PREFETCHED = 256
 
 # From an element and the statistics that are known to a number.
 ElementBody: TypeAlias = Callable[[LoopBuilder, Value, Sequence[Value]], Value]
@@ -185,7 +181,7 @@ def row_units(kernel: RowKernel, machine: Machine, outer: Sequence[int]) -> int:
     """How many units of work there are for these outer extents."""
     if kernel.along == "row":
         return math.prod(outer)
-    return math.prod(outer[:-1]) * -(-outer[-1] // (_columns(kernel, machine) * machine.lanes(_widest(kernel))))
+    return column_units(outer, _columns(kernel, machine) * machine.lanes(_widest(kernel)))
 
 
 def row_scratch(kernel: RowKernel, machine: Machine, row: Sequence[int]) -> int:
@@ -204,9 +200,7 @@ def _widest(kernel: RowKernel) -> DType:
 
 def _columns(kernel: RowKernel, machine: Machine) -> int:
     """Vectors of columns in a block."""
-    columns = kernel.outer[-1] if kernel.outer else 1
-    lanes = machine.lanes(_widest(kernel))
-    return _CHAINS if columns is None else max(1, min(_CHAINS, -(-columns // lanes)))
+    return column_vectors(kernel.outer, machine.lanes(_widest(kernel)), CHAINS)
 
 
 def _is_staged(kernel: RowKernel) -> bool:
@@ -228,42 +222,23 @@ def build_rows(name: str, kernel: RowKernel, machine: Machine) -> Module:
     return builder.b.module()
 
 
-@dataclass(frozen=True)
-class _Spot:
-    """A vector of elements: its place in each tensor, its mask, and which it is of those that are worked on at once."""
-
-    places: dict[str, Operand]
-    mask: Value | None
-    number: int
-
-
-# What is done with a vector of elements; takes and gives a total, or None in the last pass.
-Step: TypeAlias = Callable[[_Spot, "Value | None"], "Value | None"]
-
-
-class _RowsBuilder(StridedBuilder):
+class _RowsBuilder(RowWalk):
     def __init__(self, name: str, kernel: RowKernel, machine: Machine) -> None:
         self.dtype = _widest(kernel)
-        super().__init__(name, machine, row_buffers(kernel), row_sizes(kernel), self.dtype)
+        super().__init__(
+            name, machine, row_buffers(kernel), row_sizes(kernel), self.dtype,
+            kernel.outer, kernel.row, kernel.along, _columns(kernel, machine) if kernel.along == "column" else CHAINS,
+        )  # fmt: skip
         self.kernel = kernel
-        self.outers = [f"outer{axis}" for axis in range(len(kernel.outer))]
-        self.rows = [f"row{axis}" for axis in range(len(kernel.row))]
-        self.by_column = kernel.along == "column"
-        self.width = _columns(kernel, machine) if self.by_column else _CHAINS
+        self.operands = [f"x{index}" for index in range(len(kernel.operands))]
         self.tensors = [name for name in _views(kernel) if name[0] in "yxoe"]
         self.staged = _is_staged(kernel)
         self.stage = "y0" if _has_room(kernel) else "scratch"
         # Elements in registers, if the row is short and its length known.
         self.held: dict[int, Value] = {}
         self.is_held = _fits_registers(kernel, machine)
-        length = kernel.row[-1]
-        # Whether the next rows are asked for while this one is worked on, not their lines just before they are read.
-        self.asks_for_rows = (
-            bool(self.outers)
-            and len(kernel.row) == 1
-            and (length is None or length >= _PREFETCHED)
-            and not self.is_held
-        )
+        # Then lines of the next rows are not asked for just before they are read.
+        self.asks_for_rows = self.asks_for_rows and not self.is_held
         # Whether stores go past the caches: those of the last pass, if the kernel's result does.
         self.is_last = False
 
@@ -292,17 +267,8 @@ class _RowsBuilder(StridedBuilder):
 
     def column_unit(self, unit: Operand) -> None:
         """A block of columns, with masks if it is the last one and not full."""
-        b, width = self.b, self.width * self.lanes
-        blocks = b.div(b.add(self.size(self.outers[-1]), width - 1), width)
-        column = b.mul(b.rem(unit, blocks), width)
-        indices = [*self.unravel(b.div(unit, blocks), self.outers[:-1]), column]
-        rest = b.sub(self.size(self.outers[-1]), column)
-        masks = [b.tail_mask(b.index(b.sub(rest, v * self.lanes)), self.lanes) for v in range(self.width)]
-        b.branch(
-            b.le(width, rest),
-            lambda: self.row_unit(indices, [None] * self.width),
-            lambda: self.row_unit(indices, masks),
-        )
+        indices, rest = self.column_block(unit, self.outers, self.width * self.lanes)
+        self.with_masks(rest, self.width, lambda masks: self.row_unit(indices, masks))
 
     def row_unit(self, indices: Sequence[Operand], masks: Sequence[Value | None]) -> None:
         """A row, or a block of them, one for each lane."""
@@ -315,10 +281,10 @@ class _RowsBuilder(StridedBuilder):
         for position, statistic in enumerate(self.kernel.function.statistics):
             found.append(self.statistic(position, statistic, found, starts))
         for index, (position, _) in enumerate(self.kernel.kept):
-            self.keep_statistic(f"s{index}", found[position], indices)
+            self.keep(f"s{index}", found[position], indices)
         self.prefetches = False
 
-        def last(spot: _Spot, _: Value | None) -> None:
+        def last(spot: Spot, _: list[Value]) -> None:
             self.finish(spot, self.known(found, spot))
 
         if self.kernel.streams:
@@ -326,7 +292,7 @@ class _RowsBuilder(StridedBuilder):
         else:
             self.sweep(starts, [], last)
 
-    def known(self, found: Sequence[Sequence[Value]], spot: _Spot) -> list[Value]:
+    def known(self, found: Sequence[Sequence[Value]], spot: Spot) -> list[Value]:
         """The statistics for a vector of elements."""
         return [values[spot.number % self.width if self.by_column else 0] for values in found]
 
@@ -341,15 +307,15 @@ class _RowsBuilder(StridedBuilder):
         neutral = b.constant(0 if statistic.combine == "sum" else lowest(self.dtype), vector)
         self.prefetches = position == len(self.kernel.function.statistics) - 1
 
-        def step(spot: _Spot, total: Value | None) -> Value:
+        def step(spot: Spot, totals: list[Value]) -> None:
             x = self.element(position, spot)
             value = x if statistic.value is None else statistic.value(b, x, self.known(found, spot))
             if statistic.keeps:
                 self.put(spot, value)
             if spot.mask is not None and not self.by_column:
                 value = b.select(spot.mask, value, neutral)
-            assert total is not None
-            return self.combine(statistic.combine, total, value)
+            chain = spot.number % len(totals)
+            totals[chain] = self.combine(statistic.combine, totals[chain], value)
 
         totals = self.sweep(starts, [neutral] * self.width, step)
         self.is_put |= statistic.keeps or self.kernel.prologue is not None
@@ -384,18 +350,9 @@ class _RowsBuilder(StridedBuilder):
             count = self.b.cast(count, self.dtype)
         return statistic.finish(self.b, total, count)
 
-    def keep_statistic(self, name: str, values: Sequence[Value], indices: Sequence[Operand]) -> None:
-        place = self.place(name, "outer", indices)
-        if not self.by_column:
-            self.store_one(self.b.extract(values[0], 0), name, place)
-            return
-        stride = self.stride(name, "outer", len(self.outers) - 1)
-        for v, value in enumerate(values):
-            self.store(value, name, self.b.add(place, self.b.mul(v * self.lanes, stride)), stride, self.masks[v])
-
     # ---- elements ----------------------------------------------------------------------------------------------------
 
-    def element(self, position: int, spot: _Spot) -> Value:
+    def element(self, position: int, spot: Spot) -> Value:
         """The element in the pass `position`: read at first, later from where it was put."""
         if position:
             return self.again(spot)
@@ -413,14 +370,14 @@ class _RowsBuilder(StridedBuilder):
             self.put(spot, x)
         return x
 
-    def again(self, spot: _Spot) -> Value:
+    def again(self, spot: Spot) -> Value:
         if self.is_held:
             return self.held[spot.number]
         if not self.is_put:
             return self.b.cast(self.read("x0", spot), self.dtype)
         return self.read(self.stage, spot)
 
-    def put(self, spot: _Spot, value: Value) -> None:
+    def put(self, spot: Spot, value: Value) -> None:
         if self.is_held:
             self.held[spot.number] = value
         else:
@@ -428,10 +385,10 @@ class _RowsBuilder(StridedBuilder):
             if not self.is_put:
                 self.ask(self.stage, spot)
 
-    def read(self, name: str, spot: _Spot) -> Value:
+    def read(self, name: str, spot: Spot) -> Value:
         return self.load(name, spot.places[name], self.inner_stride(name), spot.mask)
 
-    def write(self, value: Any, name: str, spot: _Spot) -> None:
+    def write(self, value: Any, name: str, spot: Spot) -> None:
         if self.is_last and spot.mask is None:
             dtype = self.kernel.results[0].dtype
             vector = self.b.value(value, types.vector(computed_in(dtype), self.lanes))
@@ -440,12 +397,9 @@ class _RowsBuilder(StridedBuilder):
         self.store(value, name, spot.places[name], self.inner_stride(name), spot.mask)
 
     def inner_stride(self, name: str) -> Operand:
-        if name == "scratch":
-            return 1
-        part, axis = ("outer", len(self.outers) - 1) if self.by_column else ("row", len(self.rows) - 1)
-        return self.stride(name, part, axis)
+        return 1 if name == "scratch" else super().inner_stride(name)
 
-    def finish(self, spot: _Spot, statistics: Sequence[Value]) -> None:
+    def finish(self, spot: Spot, statistics: Sequence[Value]) -> None:
         b, kernel = self.b, self.kernel
         result: Any = kernel.function.result(b, self.again(spot), statistics)
         values: Sequence[Any] = [result]
@@ -458,16 +412,9 @@ class _RowsBuilder(StridedBuilder):
             if not self.is_last and (self.is_held or not self.staged or index or self.stage != "y0"):
                 self.ask(f"y{index}", spot)
 
-    def ask(self, name: str, spot: _Spot) -> None:
-        """Ask for the line that will be needed a little later; of a short row, it is in another one."""
-        b = self.b
-        stride = self.inner_stride(name)
-        if name == "scratch" or self.by_column or isinstance(stride, Value) or stride != 1:
-            return
-        buffer = b[name]
-        assert isinstance(buffer.type, types.BufferType)
-        bytes = max(1, buffer.type.dtype.bits // 8)
-        b.prefetch(buffer, b.add(spot.places[name], AHEAD_BYTES // bytes), writes=name[0] != "x")
+    def ask(self, name: str, spot: Spot) -> None:
+        if name != "scratch":
+            super().ask(name, spot)
 
     # ---- passes ------------------------------------------------------------------------------------------------------
 
@@ -476,16 +423,7 @@ class _RowsBuilder(StridedBuilder):
         names = [*self.tensors, *(["scratch"] if self.staged and self.stage == "scratch" else [])]
         if self.is_held:
             return self.sweep_held(names, starts, list(carried), step)
-        begin = [starts[name] for name in names]
-        if self.by_column:
-            return self.nest(
-                self.rows, names, begin, carried,
-                lambda places, totals: self.block(dict(zip(names, places, strict=True)), totals, step),
-            )  # fmt: skip
-        return self.nest(
-            self.rows[:-1], names, begin, carried,
-            lambda places, totals: self.stretch(dict(zip(names, places, strict=True)), totals, step),
-        )  # fmt: skip
+        return self.walk(names, starts, carried, step)
 
     def sweep_held(
         self, names: Sequence[str], starts: dict[str, Operand], totals: list[Value], step: Step
@@ -501,36 +439,8 @@ class _RowsBuilder(StridedBuilder):
                 totals = self.block(places, totals, step, row)
             return totals
         for number, start in enumerate(range(0, length, self.lanes)):
-            spot = self.spot(starts, start, self.tail(length - start), number)
-            self.advance(spot, totals, step)
+            step(self.spot(starts, start, self.tail(length - start), number), totals)
         return totals
-
-    def block(self, places: dict[str, Operand], totals: Sequence[Value], step: Step, row: int = 0) -> list[Value]:
-        """One step of the row dims for each vector of columns."""
-        following = list(totals)
-        for v, mask in enumerate(self.masks):
-            spot = self.spot(places, v * self.lanes, mask, row * self.width + v)
-            self.advance(spot, following, step)
-        return following
-
-    def stretch(self, places: dict[str, Operand], totals: Sequence[Value], step: Step) -> list[Value]:
-        """The innermost dim of a row: sets of vectors, then what is left."""
-        b, length = self.b, self.size(self.rows[-1])
-        width = self.lanes * _CHAINS
-        whole = b.mul(b.div(length, width), width)
-        following = list(totals)
-        if isinstance(whole, Value) or whole:
-            following = self.repeated(0, whole, width, following, lambda i, values: self.set(places, i, values, step))
-        if isinstance(whole, int) and isinstance(length, int):
-            for number, start in enumerate(range(whole, length, self.lanes)):
-                self.advance(self.spot(places, start, self.tail(length - start), number), following, step)
-            return following
-
-        def rest(i: Operand, values: list[Value]) -> None:
-            mask = b.tail_mask(b.index(b.sub(length, i)), self.lanes)
-            self.advance(self.spot(places, i, mask, 0), values, step)
-
-        return self.repeated(whole, length, self.lanes, following, rest)
 
     def stream(self, starts: dict[str, Operand], step: Step) -> None:
         """The last pass on a row whose vectors lie where the result's are aligned; before them and behind are masks."""
@@ -541,60 +451,19 @@ class _RowsBuilder(StridedBuilder):
         whole = b.add(first, b.mul(b.div(b.sub(length, first), self.lanes), self.lanes))
         self.is_last = True
         with b.when(b.lt(0, first)):
-            self.advance(self.spot(places, 0, b.tail_mask(first, self.lanes), 0), [], step)
+            step(self.spot(places, 0, b.tail_mask(first, self.lanes), 0), [])
         with b.loop(first, whole, self.lanes) as i:
-            self.advance(self.spot(places, i, None, 0), [], step)
+            step(self.spot(places, i, None, 0), [])
         with b.when(b.lt(whole, length)):
-            self.advance(self.spot(places, whole, b.tail_mask(b.sub(length, whole), self.lanes), 0), [], step)
+            step(self.spot(places, whole, b.tail_mask(b.sub(length, whole), self.lanes), 0), [])
         self.is_last = False
 
     def set(self, places: dict[str, Operand], i: Operand, totals: list[Value], step: Step) -> None:
-        """Vectors that are worked on side by side."""
-        for chain in range(_CHAINS):
-            spot = self.spot(places, self.b.add(i, chain * self.lanes), None, chain)
-            self.advance(spot, totals, step)
-            if self.prefetches and self.asks_for_rows:
-                self.prefetch_next(spot)
+        """Vectors side by side. In the last pass for statistics, which as a rule computes from a cache while memory has
+        time, the next rows are asked for."""
 
-    def prefetch_next(self, spot: _Spot) -> None:
-        """Ask for the same place of the row that is read next, or of a later one if rows are short.
+        def asking(spot: Spot, totals: list[Value]) -> None:
+            step(spot, totals)
+            self.prefetch_next(self.operands, spot)
 
-        This is done in the last pass for statistics: as a rule it computes, from a cache, while memory has time.
-        """
-        for index, view in enumerate(self.kernel.operands):
-            name = f"x{index}"
-            distance = self.stride(name, "outer", len(self.outers) - 1)
-            length = self.kernel.row[-1]
-            count = 1 if length is None else max(1, -(-AHEAD_BYTES * 8 // (length * view.dtype.bits)))
-            if isinstance(distance, Value) or distance:
-                self.b.prefetch(self.b[name], self.b.add(spot.places[name], self.b.mul(distance, count)))
-
-    def repeated(
-        self, begin: Operand, end: Operand, step: int, totals: list[Value], body: Callable[[Operand, list[Value]], None]
-    ) -> list[Value]:
-        """A loop over `body`, which changes the totals it is given."""
-        with self.b.loop(begin, end, step, totals) as state:
-            values = list(state.values) if totals else []
-            body(state.index if totals else state, values)
-            if totals:
-                state.yields(values)
-        return list(state.results) if totals else []
-
-    def advance(self, spot: _Spot, totals: list[Value], step: Step) -> None:
-        """One vector, which changes the total of its chain, if there are totals."""
-        if not totals:
-            step(spot, None)
-            return
-        chain = spot.number % len(totals)
-        following = step(spot, totals[chain])
-        assert following is not None
-        totals[chain] = following
-
-    def spot(self, places: dict[str, Operand], ahead: Operand, mask: Value | None, number: int) -> _Spot:
-        b = self.b
-        here = {name: b.add(place, b.mul(ahead, self.inner_stride(name))) for name, place in places.items()}
-        return _Spot(here, mask, number)
-
-    def tail(self, count: int) -> Value | None:
-        """The mask for the first `count` lanes; None if it is all of them."""
-        return None if count >= self.lanes else self.b.tail_mask(self.b.index(count), self.lanes)
+        super().set(places, i, totals, asking if self.prefetches and self.asks_for_rows else step)

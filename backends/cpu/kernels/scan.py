@@ -19,7 +19,18 @@ from ....graph.kernel.loop_builder import Operand
 from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Module
 from ..machine import Machine
-from .strided import Along, Size, StridedBuilder, View, argument_names, extent_sizes, view_sizes, widest_of
+from .strided import (
+    Along,
+    Size,
+    StridedBuilder,
+    View,
+    argument_names,
+    column_units,
+    column_vectors,
+    extent_sizes,
+    view_sizes,
+    widest_of,
+)
 
 # Vectors of columns side by side, which lie together in memory; what they need is asked for so many steps ahead.
 _COLUMNS, _AHEAD = 16, 4
@@ -58,17 +69,13 @@ def scan_units(kernel: Scan, machine: Machine, outer: Sequence[int]) -> int:
     """How many units of work there are for these outer extents."""
     if kernel.along == "row":
         return math.prod(outer)
-    return math.prod(outer[:-1]) * -(
-        -outer[-1] // (_columns(kernel, machine) * machine.lanes(widest_of([kernel.x.dtype])))
-    )
+    return column_units(outer, _columns(kernel, machine) * machine.lanes(widest_of([kernel.x.dtype])))
 
 
 def _columns(kernel: Scan, machine: Machine) -> int:
     """Vectors of columns in a unit of work."""
-    columns = kernel.outer[-1] if kernel.outer else 1
-    lanes = machine.lanes(widest_of([kernel.x.dtype]))
     most = _WIDE if _reads_back(kernel) else _COLUMNS
-    return most if columns is None else max(1, min(most, -(-columns // lanes)))
+    return column_vectors(kernel.outer, machine.lanes(widest_of([kernel.x.dtype])), most)
 
 
 def _reads_back(kernel: Scan) -> bool:
@@ -148,20 +155,12 @@ class _ScanBuilder(StridedBuilder):
 
     def column_unit(self, unit: Operand) -> None:
         """A block of columns, with masks if it is the last one and not full."""
-        b, width = self.b, self.width * self.lanes
-        blocks = b.div(b.add(self.size(self.outers[-1]), width - 1), width)
-        column = b.mul(b.rem(unit, blocks), width)
-        indices = [*self.unravel(b.div(unit, blocks), self.outers[:-1]), column]
-        rest = b.sub(self.size(self.outers[-1]), column)
+        width = self.width * self.lanes
+        indices, rest = self.column_block(unit, self.outers, width)
         if _reads_back(self.kernel):
-            self.sweep(indices, b.min(rest, width))
-            return
-        masks = [b.tail_mask(b.index(b.sub(rest, v * self.lanes)), self.lanes) for v in range(self.width)]
-        b.branch(
-            b.le(width, rest),
-            lambda: self.columns(indices, [None] * self.width),
-            lambda: self.columns(indices, masks),
-        )
+            self.sweep(indices, self.b.min(rest, width))
+        else:
+            self.with_masks(rest, self.width, lambda masks: self.columns(indices, masks))
 
     def sweep(self, indices: Sequence[Operand], count: Operand) -> None:
         """`count` contiguous columns: each row of results is the one before it and a row of operands."""

@@ -170,6 +170,19 @@ class StridedBuilder:
         dtype = buffer.type.dtype
         b.store(b.cast(b.value(value, types.scalar(computed_in(dtype))), dtype), buffer, place)
 
+    def column_block(self, unit: Operand, outers: Sequence[str], width: int) -> tuple[list[Operand], Operand]:
+        """The block of `width` columns that is a unit of work: where it begins, and how many columns are left there."""
+        b, columns = self.b, self.size(outers[-1])
+        blocks = b.div(b.add(columns, width - 1), width)
+        column = b.mul(b.rem(unit, blocks), width)
+        return [*self.unravel(b.div(unit, blocks), outers[:-1]), column], b.sub(columns, column)
+
+    def with_masks(self, rest: Operand, vectors: int, work: Callable[[Sequence[Value | None]], None]) -> None:
+        """`work` on so many vectors of columns, with masks if the `rest` of the columns does not fill them."""
+        b = self.b
+        masks = [b.tail_mask(b.index(b.sub(rest, v * self.lanes)), self.lanes) for v in range(vectors)]
+        b.branch(b.le(vectors * self.lanes, rest), lambda: work([None] * vectors), lambda: work(masks))
+
     def widened(self, value: Value) -> Value:
         assert isinstance(value.type, types.ScalarType | types.VectorType)
         return self.b.cast(value, computed_in(value.type.dtype))
@@ -205,6 +218,17 @@ class StridedBuilder:
             return list(state.results) if values else []
 
         return level(0, list(places), list(carried))
+
+
+def column_vectors(outer: Sequence[Size], lanes: int, most: int) -> int:
+    """How many vectors of columns a block has: `most`, unless there are fewer columns."""
+    columns = outer[-1] if outer else 1
+    return most if columns is None else max(1, min(most, -(-columns // lanes)))
+
+
+def column_units(outer: Sequence[int], width: int) -> int:
+    """How many blocks of `width` columns there are."""
+    return math.prod(outer[:-1]) * -(-outer[-1] // width)
 
 
 def widest_of(dtypes: Sequence[DType]) -> DType:
