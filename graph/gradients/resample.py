@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..infer import InferenceContext
-from ..ops.grid_sample_numeric import CUBIC
+from ..ops.grid_sample_numeric import built_cubic_weights
 from ..ops.resize_numeric import matrices
 from .rules import Adjoint, Refusal, gradient_of, parts_of
 
@@ -140,7 +140,7 @@ def _taps(op: Operation, b: GradientBuilder, place: Value, size: Value) -> list[
         scaled = b.mul(b.sub(b.mul(shifted, size), 1.0), 0.5)
     if mode == "cubic":
         low = b.floor(scaled)
-        weights = _cubic(b, b.sub(scaled, low))
+        weights = built_cubic_weights(b, b.sub(scaled, low))
         indices = [_padded(op, b, b.add(low, float(offset)), size) for offset in (-1, 0, 1, 2)]
     elif mode == "linear":
         moved = _padded(op, b, scaled, size)
@@ -159,19 +159,6 @@ def _tap(b: GradientBuilder, index: Value, weight: Value, size: Value) -> tuple[
     present = b.and_(b.greater_or_equal(index, 0.0), b.less(index, size))
     zero = b.number(index, 0.0)
     return b.cast(b.where(present, index, zero), to=i64), b.where(present, weight, zero)
-
-
-def _cubic(b: GradientBuilder, t: Value) -> list[Value]:
-    def near(d: Value) -> Value:
-        result: Value = b.add(b.mul(b.mul(b.sub(b.mul(d, CUBIC + 2), CUBIC + 3), d), d), 1.0)
-        return result
-
-    def far(d: Value) -> Value:
-        inner = b.add(b.mul(b.sub(b.mul(d, CUBIC), 5 * CUBIC), d), 8 * CUBIC)
-        result: Value = b.sub(b.mul(inner, d), 4 * CUBIC)
-        return result
-
-    return [far(b.add(t, 1.0)), near(t), near(b.sub(1.0, t)), far(b.sub(2.0, t))]
 
 
 def _padded(op: Operation, b: GradientBuilder, place: Value, size: Value) -> Value:

@@ -90,6 +90,19 @@ def _cubic(t: np.ndarray) -> list[np.ndarray]:
     return [far(t + 1), near(t), near(1 - t), far(2 - t)]
 
 
+def built_cubic_weights(b: Any, t: Any) -> list[Any]:
+    """The weights of four elements around a place `t` behind the second (Keys 1981), by a builder `b` of any level."""
+
+    def near(d: Any) -> Any:
+        return b.add(b.mul(b.mul(b.sub(b.mul(d, CUBIC + 2), CUBIC + 3), d), d), 1.0)
+
+    def far(d: Any) -> Any:
+        inner = b.add(b.mul(b.sub(b.mul(d, CUBIC), 5 * CUBIC), d), 8 * CUBIC)
+        return b.sub(b.mul(inner, d), 4 * CUBIC)
+
+    return [far(b.add(t, 1.0)), near(t), near(b.sub(1.0, t)), far(b.sub(2.0, t))]
+
+
 def _padded(place: np.ndarray, size: int, padding: str, align_corners: bool) -> np.ndarray:
     """Where a place outside is read: nowhere ("zeros"), at the border, or mirrored at it."""
     if padding == "zeros":

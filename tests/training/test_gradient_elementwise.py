@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gradient_checks import compare, normal
+from torch_cases.products import EQUATIONS
 
 X = normal(3, 4)
 UNARY: dict[str, tuple[dict[str, Any], np.ndarray]] = {
@@ -108,22 +109,7 @@ def test_gemm(across: tuple[int, int], bias: tuple[int, ...] | None) -> None:
     compare(lambda b, **inputs: b.gemm(*inputs.values(), **attributes), feeds, open_dims=(False,))
 
 
-@pytest.mark.parametrize(
-    ("equation", "shapes"),
-    [
-        ("ij,jk->ik", [(2, 3), (3, 4)]),
-        ("bij,bjk->bik", [(2, 2, 3), (2, 3, 4)]),
-        ("...ij,...jk->...ik", [(2, 2, 3), (3, 4)]),
-        ("ij->", [(2, 3)]),
-        ("ij->j", [(2, 3)]),
-        ("ij->ji", [(2, 3)]),
-        ("ii->i", [(3, 3)]),
-        ("ii", [(3, 3)]),
-        ("ij,i,jk->k", [(2, 3), (2,), (3, 4)]),
-        ("bhqd,bhkd->bhqk", [(1, 2, 3, 4), (1, 2, 2, 4)]),
-        ("ij,ik->i", [(2, 3), (2, 4)]),
-    ],
-)
+@pytest.mark.parametrize(("equation", "shapes"), EQUATIONS)
 def test_einsum(equation: str, shapes: list[tuple[int, ...]]) -> None:
     feeds = {f"x{index}": normal(*shape, seed=index) for index, shape in enumerate(shapes)}
     compare(lambda b, **inputs: b.einsum(*inputs.values(), equation=equation), feeds, open_dims=(False,))

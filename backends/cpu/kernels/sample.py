@@ -20,7 +20,7 @@ from ....graph.dtypes import DType, f64, i64
 from ....graph.kernel.loop_builder import Operand
 from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Module
-from ....graph.ops.grid_sample_numeric import CUBIC
+from ....graph.ops.grid_sample_numeric import built_cubic_weights
 from ..machine import Machine
 from .strided import Size, StridedBuilder, argument_names
 
@@ -223,7 +223,7 @@ class _SampleBuilder(StridedBuilder):
         if mode == "cubic":
             low = b.floor(place)
             indices = [self.padded(b.add(low, float(offset)) if offset else low, size) for offset in (-1, 0, 1, 2)]
-            weights: Sequence[Value | None] = self.cubic(b.sub(place, low))
+            weights: Sequence[Value | None] = built_cubic_weights(b, b.sub(place, low))
         elif mode == "linear":
             place = self.padded(place, size)
             low = b.floor(place)
@@ -244,22 +244,6 @@ class _SampleBuilder(StridedBuilder):
         else:
             found = b.div(b.sub(b.mul(b.add(place, 1.0), size), 1.0), 2.0)
         return found
-
-    def cubic(self, t: Value) -> list[Value]:
-        """The weights of four elements around a place `t` behind the second (Keys 1981)."""
-        b = self.b
-
-        def near(d: Value) -> Value:
-            inner = b.sub(b.mul(d, CUBIC + 2), CUBIC + 3)
-            result: Value = b.add(b.mul(b.mul(inner, d), d), 1.0)
-            return result
-
-        def far(d: Value) -> Value:
-            inner = b.add(b.mul(b.sub(b.mul(d, CUBIC), 5 * CUBIC), d), 8 * CUBIC)
-            result: Value = b.sub(b.mul(inner, d), 4 * CUBIC)
-            return result
-
-        return [far(b.add(t, 1.0)), near(t), near(b.sub(1.0, t)), far(b.sub(2.0, t))]
 
     def padded(self, place: Value, size: Value) -> Value:
         """Where a place outside is read: nowhere ("zeros"), at the border, or mirrored at it."""
