@@ -76,4 +76,4 @@ def test_every_operator_is_asked_about() -> None:
 
 
 def test_what_is_written_down_is_what_is_asked() -> None:
-    assert list(answers()) == list(CASES)
+    assert answers().keys() == CASES.keys()
