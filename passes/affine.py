@@ -21,6 +21,7 @@ from ..graph.types import TensorType
 from .rules import Match, Mismatch
 
 LINEAR = ("conv", "conv_transpose", "gemm", "matmul")
+TOO_FAR = "the weights or the bias would leave the range of their type"
 
 
 def scaled(weight: np.ndarray, factor: np.ndarray | float) -> np.ndarray:
@@ -34,12 +35,17 @@ def scaled(weight: np.ndarray, factor: np.ndarray | float) -> np.ndarray:
 def can_be_scaled(data: TensorData, factor: np.ndarray | float) -> bool:
     """Whether weights times `factor` are as good in their type as before: none overflows, not all become subnormal.
 
-    Weights of f32 and f64 are not read for a factor that is anywhere near 1.
+    `factor` is one number, or an array that broadcasts to the weights. Weights of f32 and f64 are not read for a
+    factor that is anywhere near 1.
     """
-    largest_factor = float(np.abs(factor).max(initial=0.0)) if isinstance(factor, np.ndarray) else abs(factor)
-    if str(data.dtype) in ("f32", "f64") and 1e-10 <= largest_factor <= 1e10:
+    factors = np.abs(np.asarray(factor, np.float64))
+    if str(data.dtype) in ("f32", "f64") and 1e-10 <= factors.max(initial=0.0) <= 1e10:
         return True
-    return is_in_range(np.abs(data.numpy().astype(np.float64)).max(initial=0.0) * largest_factor, data.dtype)
+    weight = data.numpy()
+    lined_up = factors.reshape((1,) * (weight.ndim - factors.ndim) + factors.shape)
+    alike = tuple(axis for axis, size in enumerate(lined_up.shape) if size == 1)
+    largest = np.abs(weight).max(axis=alike, keepdims=True, initial=0.0).astype(np.float64) * lined_up
+    return is_in_range(float(largest.max(initial=0.0)), data.dtype)
 
 
 def is_in_range(largest: float, dtype: DType) -> bool:
@@ -73,6 +79,20 @@ class Linear:
     def weight(self) -> np.ndarray:
         return self.data.numpy()
 
+    @property
+    def bias_fits(self) -> bool:
+        """Whether the type holds each number of the bias; infinities that the model has are none."""
+        largest = float(finfo(self.data.dtype.numpy).max)  # type: ignore[no-untyped-call]
+        return not np.any((np.abs(self.bias) > largest) & np.isfinite(self.bias))
+
+    def can_scale_outputs(self, scale: np.ndarray) -> bool:
+        """Whether weights stay in the range of their type when output channel c is multiplied by scale[c]."""
+        return can_be_scaled(self.data, self._along_outputs(scale))
+
+    def can_scale_inputs(self, scale: np.ndarray) -> bool:
+        """Whether weights stay in the range of their type when input channel c is multiplied by scale[c]."""
+        return can_be_scaled(self.data, self._along_inputs(scale))
+
     def scale_outputs(self, scale: np.ndarray) -> None:
         """Multiply output channel c by scale[c]."""
         factor = self._along_outputs(scale)
@@ -85,19 +105,15 @@ class Linear:
 
     def transform_inputs(self, scale: np.ndarray, shift: np.ndarray) -> None:
         """Apply x[c] -> scale[c] * x[c] + shift[c] to the input channels first (Conv and Gemm, without padding)."""
-        weight = self.weight
+        weight, factor = self.weight, self._along_inputs(scale)
         if self.op.name == "conv":
-            filters = weight.reshape(self.groups, -1, *weight.shape[1:])
-            flat = filters.reshape(*filters.shape[:3], -1)
+            flat = weight.reshape(self.groups, -1, weight.shape[1], int(np.prod(weight.shape[2:])))
             moved = _float64_sum("goik,gi->go", flat, shift.reshape(self.groups, -1)).reshape(-1)
-            lined_up = scale.reshape(self.groups, 1, -1, *(1,) * (weight.ndim - 2))
-            self._change(lambda weight: scaled(weight.reshape(filters.shape), lined_up).reshape(weight.shape))
         else:
             transposed = self.op.attr("transB", 0)
             moved = _float64_sum("oi,i->o" if transposed else "io,i->o", weight, shift)
             moved *= float(self.op.attr("alpha", 1.0))
-            factor = scale if transposed else scale[:, None]
-            self._change(lambda weight: scaled(weight, factor))
+        self._change(lambda weight: scaled(weight, factor))
         self.bias = self.bias + moved
 
     def build(self, b: OpBuilder) -> Value:
@@ -124,6 +140,14 @@ class Linear:
             grouped = np.repeat(scale.reshape(self.groups, -1), self.data.shape[0] // self.groups, axis=0)
             return grouped.reshape(grouped.shape + (1,) * (len(self.data.shape) - 2))
         return scale[:, None] if self.op.attr("transB", 0) else scale
+
+    def _along_inputs(self, scale: np.ndarray) -> np.ndarray:
+        """`scale` shaped so that it multiplies the input channels of `weight` (Conv and Gemm)."""
+        if self.op.name == "conv":
+            # [C_out, C_in / groups, ...]: output channel o belongs to group o // (C_out / groups).
+            grouped = np.repeat(scale.reshape(self.groups, -1), self.channels // self.groups, axis=0)
+            return grouped.reshape(grouped.shape + (1,) * (len(self.data.shape) - 2))
+        return scale if self.op.attr("transB", 0) else scale[:, None]
 
 
 def read_linear(m: Match, op: Operation) -> Linear | Mismatch:

@@ -5,7 +5,8 @@ t = B - mean * s (Ioffe & Szegedy, 2015). After Conv, ConvTranspose, Gemm or a m
 and shifts the bias. Before Conv it scales input channels and shifts the bias, provided that nothing is padded: padding
 adds zeros behind the normalization, which are not what it would make of zeros.
 
-Invariant: the linear operator, its weight and the normalization have no other users. Rounding differs.
+Invariant: the linear operator, its weight and the normalization have no other users; weights and bias stay in the range
+of their type. Rounding differs.
 
     %0 = conv %x, %w : f32[n, 8, h, w]
     %1 = batch_normalization %0, %s, %b, %m, %v : f32[n, 8, h, w]   ->   %1 = conv %x, %w', %b' : f32[n, 8, h, w]
@@ -19,7 +20,7 @@ import numpy as np
 
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
-from .affine import LINEAR, Linear, read_linear
+from .affine import LINEAR, TOO_FAR, Linear, read_linear
 from .base import RulePass
 from .pattern import PatternBuilder, PatternValue
 from .rules import Match, Mismatch, Rule, Verdict
@@ -41,7 +42,9 @@ class BatchNormAfterLinear(Rule):
             return affine
         if isinstance(linear, Mismatch):
             return linear
-        return len(affine[0]) == linear.channels or m.fail("the channels differ", m.root)
+        if len(affine[0]) != linear.channels:
+            return m.fail("the channels differ", m.root)
+        return linear.can_scale_outputs(affine[0]) or m.fail(TOO_FAR, m.root)
 
     def build(self, b: OpBuilder, m: Match) -> Value | Mismatch:
         linear, affine = _read(m)
@@ -49,7 +52,7 @@ class BatchNormAfterLinear(Rule):
         assert not isinstance(affine, Mismatch)
         linear.scale_outputs(affine[0])
         linear.shift_outputs(affine[1])
-        return linear.build(b)
+        return linear.build(b) if linear.bias_fits else m.fail(TOO_FAR, m.root)
 
 
 class BatchNormBeforeLinear(Rule):
@@ -71,14 +74,18 @@ class BatchNormBeforeLinear(Rule):
         if isinstance(affine, Mismatch):
             return affine
         linear = read_linear(m, m.root)
-        return linear if isinstance(linear, Mismatch) else True
+        if isinstance(linear, Mismatch):
+            return linear
+        return linear.can_scale_inputs(affine[0]) or m.fail(TOO_FAR, m.root)
 
-    def build(self, b: OpBuilder, m: Match) -> Value:
+    def build(self, b: OpBuilder, m: Match) -> Value | Mismatch:
         affine = batch_norm_affine(m, m.matched("batch_normalization"))
         linear = read_linear(m, m.root)
         assert isinstance(linear, Linear)
         assert not isinstance(affine, Mismatch)
         linear.transform_inputs(*affine)
+        if not linear.bias_fits:
+            return m.fail(TOO_FAR, m.root)
         # The rewrite reads what the normalization read.
         linear_input = m.matched("batch_normalization").operands[0]
         built = linear.build(b)

@@ -214,7 +214,7 @@ def _attribute(m: Match, number: float) -> float | Mismatch:
     """A factor as an attribute of Gemm, which has 32 bits: fewer than a product of f64 should have."""
     rounded = float(np.float32(number))
     dtype = m.dtype(m.value)
-    if not np.isfinite(rounded) or (rounded == 0.0) != (number == 0.0):
+    if not (number == 0.0 or float(np.finfo(np.float32).tiny) <= abs(rounded) < np.inf):
         return m.fail("the factor is too large or too small for an attribute of Gemm", m.root)
     if dtype is not None and dtype.bits > 32 and rounded != number:
         return m.fail("an attribute of Gemm does not hold the factor exactly", m.root)

@@ -16,14 +16,13 @@ import numpy as np
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
 from ..graph.data import UnresolvedData, derived
-from .affine import LINEAR, Linear, can_be_scaled, per_channel, read_linear, scaled
+from .affine import LINEAR, TOO_FAR, Linear, can_be_scaled, per_channel, read_linear, scaled
 from .base import RulePass
 from .pattern import PatternBuilder, PatternValue
 from .proofs import same_tensor_type
 from .rules import Match, Mismatch, OpRule, Rule, Verdict
 
 # Operations that a multiplication by one number may pass: they only move elements.
-_TOO_FAR = "the weights times that are beyond the range of their type"
 _MOVEMENT = ("reshape", "transpose", "squeeze", "unsqueeze", "flatten")
 
 
@@ -44,16 +43,15 @@ class ScaleOfLinear(Rule):
         if m.root.name == "div" and not read[1].all():
             return m.fail("the divisor has a zero", m.k)
         linear, factor = read
-        if not can_be_scaled(linear.data, 1.0 / factor if m.root.name == "div" else factor):
-            return m.fail(_TOO_FAR, m.k)
-        return True
+        fits = linear.can_scale_outputs(1.0 / factor if m.root.name == "div" else factor)
+        return fits or m.fail(TOO_FAR, m.k)
 
-    def build(self, b: OpBuilder, m: Match) -> Value:
+    def build(self, b: OpBuilder, m: Match) -> Value | Mismatch:
         read = _read(m)
         assert not isinstance(read, Mismatch)
         linear, factor = read
         linear.scale_outputs(1.0 / factor if m.root.name == "div" else factor)
-        return linear.build(b)
+        return linear.build(b) if linear.bias_fits else m.fail(TOO_FAR, m.k)
 
 
 class ShiftOfLinear(Rule):
@@ -70,12 +68,12 @@ class ShiftOfLinear(Rule):
         read = _read(m)
         return read if isinstance(read, Mismatch) else True
 
-    def build(self, b: OpBuilder, m: Match) -> Value:
+    def build(self, b: OpBuilder, m: Match) -> Value | Mismatch:
         read = _read(m)
         assert not isinstance(read, Mismatch)
         linear, term = read
         linear.shift_outputs(-term if m.root.name == "sub" else term)
-        return linear.build(b)
+        return linear.build(b) if linear.bias_fits else m.fail(TOO_FAR, m.k)
 
 
 class NumberBehindMovement(OpRule):
@@ -133,7 +131,7 @@ def scalable_behind_movement(
         return targets
     constants = [m.data(op.operands[index]) for op, index in targets]
     if any(data is not None and not can_be_scaled(data, factor) for data in constants):
-        return m.fail(_TOO_FAR, m.root)
+        return m.fail(TOO_FAR, m.root)
     return targets
 
 

@@ -117,20 +117,28 @@ class ScaledMatMul(Rule):
         wrong = is_f32(m, m.a)
         if isinstance(wrong, Mismatch):
             return wrong
-        factor = number_of(m, m.factor, m.product)
-        if factor is None or factor == 0:
-            return m.fail("the factor is not one number", m.factor)
-        return True
+        found = self._attributes(m)
+        return found if isinstance(found, Mismatch) else True
 
     def build(self, b: OpBuilder, m: Match) -> Value:
-        factor = number_of(m, m.factor, m.product)
-        product = m.op("product")
-        assert factor is not None
+        found = self._attributes(m)
+        assert not isinstance(found, Mismatch)
+        return b.create(lookup(DOMAIN, "FusedMatMul"), [m.a, m.b], found).result
+
+    @staticmethod
+    def _attributes(m: Match) -> dict[str, AttributeValue] | Mismatch:
+        """Those of the product, with alpha times the factor."""
+        factor, product = number_of(m, m.factor, m.product), m.op("product")
         assert product is not None
+        if factor is None or factor == 0:
+            return m.fail("the factor is not one number", m.factor)
         known: Mapping[str, AttributeValue] = product.attributes if product.domain == DOMAIN else {}
         alpha = float(known.get("alpha", 1.0))
         alpha = alpha / factor if m.root.name == "div" else alpha * factor
-        return b.create(lookup(DOMAIN, "FusedMatMul"), [m.a, m.b], {**known, "alpha": alpha}).result
+        limits = np.finfo(np.float32)
+        if not float(limits.tiny) <= abs(alpha) <= float(limits.max):
+            return m.fail("the factor is too large or too small for an attribute", m.factor)
+        return {**known, "alpha": alpha}
 
 
 class GemmActivation(OpRule):

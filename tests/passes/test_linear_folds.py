@@ -220,3 +220,49 @@ def test_weights_stay_in_the_range_of_their_type(dtype, weight: float, factor: f
     model = b.build()
     PassManager.parse("fold-scale-shift,dce").run(model)
     assert ("mul" not in names(model)) == folds
+
+
+@pytest.mark.refusal
+@pytest.mark.parametrize(
+    ("operator", "before"),
+    [("conv", False), ("gemm", False), ("conv_transpose", False), ("conv", True), ("gemm", True)],
+)
+@pytest.mark.parametrize(
+    ("dtype", "weight", "scale", "shift", "folds"),
+    [
+        (f32, 1e-20, 1e-25, 0.0, False), (f32, 1e25, 1e25, 0.0, False), (f16, 300.0, 300.0, 0.0, False),
+        (f32, 1.0, 1.0, 0.5, True), (f16, 0.5, 2.0, 0.5, True), (f32, 3e38, 1.0, 3e38, False),
+    ],
+)  # fmt: skip
+def test_normalized_weights_stay_in_the_range_of_their_type(
+    dtype, weight: float, scale: float, shift: float, folds: bool, operator: str, before: bool
+) -> None:
+    b = Builder()
+    sizes = [2, 4] if operator == "gemm" else [2, 4, 3, 3]
+    x = b.input("x", dtype[tuple(sizes)])
+    weights = np.full([4, 4] if operator == "gemm" else [4, 4, 1, 1], weight, dtype.numpy)
+    bias = np.full(4, shift, dtype.numpy)
+
+    def normalized(value):
+        # The last channel is dead, as it may be after training.
+        factors = np.array([scale, scale, scale, 1e-7 * scale], dtype.numpy)
+        zeros, ones = np.zeros(4, dtype.numpy), np.ones(4, dtype.numpy)
+        return b.batch_normalization(value, factors, np.full(4, shift, dtype.numpy), zeros, ones, epsilon=0.0)
+
+    def linear(value):
+        return getattr(b, operator)(value, weights, bias)
+
+    b.output(linear(normalized(x)) if before else normalized(linear(x)), "y")
+    model = b.build()
+    PassManager.parse("fold-batch-norm,dce").run(model)
+    assert ("batch_normalization" not in names(model)) == folds
+
+
+def test_a_bias_of_infinity_is_no_obstacle():
+    """Some logits are ruled out."""
+    term = np.array([0.0, -np.inf, 0.0, 1.0], np.float32)
+    b = Builder()
+    b.output(b.add(b.matmul(b.input("x", f32["n", 4]), values(4, 4)), b.const(term)), "y")
+    model = b.build()
+    PassManager.parse("fold-scale-shift,dce").run(model)
+    assert names(model) == ["gemm"]
