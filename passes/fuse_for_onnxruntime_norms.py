@@ -16,7 +16,7 @@ from ..graph.core import Operation, Value
 from ..graph.opdef import lookup
 from .fuse_for_onnxruntime_activations import DOMAIN, WIDE, is_row, is_wide
 from .pattern import PatternBuilder, PatternValue
-from .proofs import same_dims
+from .proofs import is_positive, same_dims
 from .rules import Match, Mismatch, OpRule, Rule, Verdict
 
 # Element types that the kernels take; they compute in f32.
@@ -24,6 +24,7 @@ _FLOATS = ("f32", "f16")
 _NORMS = ("layer_normalization", "rms_normalization")
 # The first opset that has RMSNormalization.
 _RMS_OPSET = 23
+_MAYBE_EMPTY = "a normalized dim may be 0, and ONNX Runtime refuses rows without elements"
 
 
 class _SkipNorm(Rule):
@@ -50,6 +51,8 @@ class _SkipNorm(Rule):
             return m.fail("what is normalized has neither two nor three dims", m.x)
         if norm.attr("axis") not in (-1, len(shape) - 1):
             return m.fail("it does not run over the last dim alone", norm)
+        if not is_positive(shape[-1:]):
+            return m.fail(_MAYBE_EMPTY, m.x)
         if not same_dims(shape, m.shape(m.skip)):
             return m.fail("the terms are not known to have the same dims", m.x, m.skip)
         for value in norm.operands[1:]:
@@ -157,7 +160,10 @@ class OwnRmsNorm(OpRule):
             return m.fail("the opset has RMSNormalization", m.root)
         if str(m.dtype(x)) not in _FLOATS or str(m.dtype(m.root.result)) != str(m.dtype(x)):
             return m.fail(f"ONNX Runtime's kernel takes f32 and f16, not {m.dtype(x)}", m.root)
-        return m.root.attr("stash_type", 1) == 1 or m.fail("it is not computed in f32", m.root)
+        if m.root.attr("stash_type", 1) != 1:
+            return m.fail("it is not computed in f32", m.root)
+        shape = m.shape(x)
+        return (shape is not None and is_positive(shape[m.root.attr("axis") :])) or m.fail(_MAYBE_EMPTY, m.root)
 
     def build(self, b: OpBuilder, m: Match) -> Value:
         # ONNX Runtime defines it in the standard's own domain.

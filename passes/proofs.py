@@ -22,6 +22,11 @@ def same_dims(left: Sequence[Dim] | None, right: Sequence[Dim] | None) -> bool:
     return all(a is b or prove_equal(a, b) is True for a, b in zip(left, right, strict=True))
 
 
+def is_positive(dims: Sequence[Dim]) -> bool:
+    """Whether no dim can be 0."""
+    return all((bounds(dim)[0] or 0) >= 1 for dim in dims)
+
+
 def same_tensor_type(left: Type, right: Type) -> bool:
     """Whether two types are tensors of one dtype and provably one shape."""
     if not (isinstance(left, TensorType) and isinstance(right, TensorType)) or left.dtype is not right.dtype:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from ...graph import dtypes
 from ...graph.core import Operation, Value
-from ...graph.dims import Dim, prove_equal
+from ...graph.dims import Dim, bounds, prove_equal
 from ...graph.dtypes import DType
 from ...graph.types import TensorType
 
@@ -75,12 +75,21 @@ def _mask_fits(op: Operation) -> str | None:
     return None if fits else "does not broadcast its mask"
 
 
+def _rows_have_elements(op: Operation) -> str | None:
+    """ONNX Runtime refuses to normalize rows of no elements, of which the parts make nothing."""
+    shape, axis = _shape(op.input(0)), op.attr("axis", -1)
+    if shape is not None and all((bounds(dim)[0] or 0) >= 1 for dim in shape[axis:]):
+        return None
+    return "does not normalize rows without elements, as these may be"
+
+
 _FLOATS = frozenset({dtypes.f16, dtypes.f32, dtypes.f64})
 
 SUPPORT: dict[tuple[str, str], Support] = {
     ("", "Attention"): Support(_FLOATS, objection=_mask_fits),
+    ("", "LayerNormalization"): Support(_FLOATS | {dtypes.bf16}, objection=_rows_have_elements),
     ("", "Gelu"): Support(frozenset({dtypes.f32})),
-    ("", "RMSNormalization"): Support(_FLOATS),
+    ("", "RMSNormalization"): Support(_FLOATS, objection=_rows_have_elements),
     ("", "RotaryEmbedding"): Support(frozenset({dtypes.f16, dtypes.f32}), objection=_caches_fit),
     ("", "Swish"): Support(without_kernel="has no kernel of it and runs its parts faster"),
     ("", "SwiGLU"): Support(without_kernel="cannot run it"),

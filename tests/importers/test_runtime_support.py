@@ -93,3 +93,52 @@ def test_caches_that_do_not_fit_are_broadcast_by_parts() -> None:
 
     assert "RotaryEmbedding" not in nodes(to_proto(module_of(build, (2, 3, 5, 8)), opset=23))
     assert nodes(to_proto(module_of(build, (1, 3, 5, 8)), opset=23)) == ["RotaryEmbedding"]
+
+
+def written_out_norm(b: Any, x: Any) -> Any:
+    centered = b.sub(x, b.reduce_mean(x, [-1], keepdims=1))
+    variance = b.reduce_mean(b.mul(centered, centered), [-1], keepdims=1)
+    return b.div(centered, b.sqrt(b.add(variance, b.const(np.float32(1e-5)))))
+
+
+def written_out_rms_norm(b: Any, x: Any) -> Any:
+    return b.div(x, b.sqrt(b.add(b.reduce_mean(b.mul(x, x), [-1], keepdims=1), b.const(np.float32(1e-5)))))
+
+
+@pytest.mark.parametrize("target", ["onnx", "onnxruntime"])
+@pytest.mark.parametrize("opset", [18, 23])
+@pytest.mark.parametrize(("build", "count"), [(written_out_norm, 7), (written_out_rms_norm, 5)])
+def test_rows_that_may_have_no_elements_are_normalized_by_parts(
+    build: Any, count: int, opset: int, target: str
+) -> None:
+    """ONNX Runtime refuses such rows in its operators, and what the model wrote runs."""
+    import onnxruntime
+
+    model = module_of(build, ("n", "m"), opset=opset)
+    original = to_proto(model)
+    report = tilewright.optimize(original, target=target)
+    assert report.module is not None
+    log = DiagnosticLog()
+    proto = to_proto(report.module, target=target, log=log)
+    assert len(nodes(proto)) == count
+    has_operator = build is written_out_norm or opset >= 23
+    assert ["without elements" in item.message for item in log.diagnostics] == [has_operator]
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": np.ones((3, 0), np.float32)})[0].shape == (3, 0)
+
+
+@pytest.mark.parametrize("target", ["onnx", "onnxruntime"])
+@pytest.mark.parametrize("build", [written_out_norm, written_out_rms_norm])
+def test_rows_that_have_elements_are_normalized_by_one_operator(build: Any, target: str) -> None:
+    """The rows themselves may be none."""
+    report = tilewright.optimize(to_proto(module_of(build, ("n", 8), opset=18)), target=target)
+    found = nodes(to_proto(report.module, target=target))
+    assert len(found) == (1 if build is written_out_norm or target == "onnxruntime" else 5)
+
+
+def test_a_normalization_of_the_file_stays_as_it_is() -> None:
+    file = to_proto(
+        module_of(lambda b, x: b.layer_normalization(x, np.ones(1, np.float32)), ("n", "m")), keep_fused=True
+    )
+    assert nodes(file) == ["LayerNormalization"]
+    assert nodes(to_proto(tilewright.optimize(file).module)) == ["LayerNormalization"]
