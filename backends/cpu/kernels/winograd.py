@@ -241,8 +241,9 @@ def transformed_filters(w: np.ndarray, conv: Conv, tiling: WinogradTiling) -> np
     # A few panels at a time: in float64 they are large.
     count = max(1, _TRANSFORMED_ELEMENTS * shape[0] // max(1, packed.size))
     for first in range(0, shape[0], count):
-        exact = filters[first * columns : (first + count) * columns].astype(np.float64)
-        turned = np.einsum("iy,ocyx,jx->ijco", matrix, exact, matrix, optimize=True)
+        exact = filters[first * columns : (first + count) * columns].transpose(2, 3, 1, 0).astype(np.float64, order="C")
+        # One dim after the other, numbers that belong to neighbouring outputs side by side.
+        turned = np.einsum("jx,ixco->ijco", matrix, np.einsum("iy,yxco->ixco", matrix, exact))
         fill_panels(packed.reshape(shape)[first : first + count], turned, 0)
     return packed
 
