@@ -13,8 +13,8 @@ import pytest
 import tilewright
 from tilewright import Builder, f32
 
-# Turns the first bytes of each BLAS routine that numpy brings into a breakpoint, so that a call of one ends the process,
-# then compiles and runs the models whose files are named. Other runtimes cannot be imported in it.
+# Turns the first bytes of each BLAS routine that numpy brings into a breakpoint: a call of one ends the process.
+# Then compiles and runs the models whose files are named. Other runtimes cannot be imported.
 ALONE = """
 import ctypes, mmap, platform, re, sys
 for name in ("onnxruntime", "onnx.reference", "scipy", "torch"):
