@@ -30,11 +30,7 @@ def _crops(op: Operation) -> bool:
     return bool(op.attr("coordinate_transformation_mode") == "tf_crop_and_resize")
 
 
-def _is_plain(op: Operation) -> bool:
-    return not (_crops(op) and op.attr("antialias"))
-
-
-@plans("kernel.resample", accepts=_is_plain)
+@plans("kernel.resample")
 def plan_resample(planner: Planner, op: Operation) -> None:
     """The first two dims that change, then the next two; then what is outside."""
     definition, operands = op.definition, op.operands

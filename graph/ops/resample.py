@@ -113,8 +113,6 @@ class Resize(TensorOp):
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:
         x, roi, scales, sizes = (*operands, None, None, None)[:4]
-        if op.attr("antialias"):
-            return super().evaluate(op, *operands)
         return resize(op, x, roi, scales, sizes)
 
 

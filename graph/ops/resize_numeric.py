@@ -1,4 +1,4 @@
-"""The numpy meaning of Resize without antialiasing (ONNX Resize-19), one axis after the other.
+"""The numpy meaning of Resize (ONNX Resize-19), one axis after the other.
 
 Places in the operand are computed in f32, as ONNX Runtime does: with scales that are no sums of powers of two, the
 nearest element depends on that. (onnx.reference computes them in f64.)
@@ -46,11 +46,14 @@ def resize(op: Operation, x: np.ndarray, roi: Any, scales: Any, sizes: Any) -> n
         if mode == "nearest":
             result = np.take(result, _nearest(op.attr("nearest_mode"), places, axis.size), axis.index)
         else:
-            weights = _linear(places, axis.size) if mode == "linear" else _cubic(op, places, axis.size)
+            weights = _interpolation(op, axis, places)
             product = np.tensordot(result, weights.astype(result.dtype), ([axis.index], [1]))
             result = np.moveaxis(product, -1, axis.index)
     if cropped:
         result = np.where(outside, result.dtype.type(op.attr("extrapolation_value")), result)
+    if mode == "cubic" and x.dtype.kind in "iu":  # such curves go beyond the numbers that they join
+        limits = np.iinfo(x.dtype)
+        result = np.clip(result, limits.min, limits.max)
     return np.asarray(result).astype(x.dtype, copy=False)
 
 
@@ -118,6 +121,13 @@ def _nearest(mode: str, places: np.ndarray, size: int) -> np.ndarray:
     return np.asarray(np.clip(rounded.astype(np.int64), 0, size - 1))
 
 
+def _interpolation(op: Operation, axis: Axis, places: np.ndarray) -> np.ndarray:
+    """[result, operand] weights of the modes "linear" and "cubic"."""
+    if op.attr("antialias"):
+        return _antialiased(op, axis, places)
+    return _linear(places, axis.size) if op.attr("mode") == "linear" else _cubic(op, places, axis.size)
+
+
 def _linear(places: np.ndarray, size: int) -> np.ndarray:
     """[result, operand] weights; beyond the ends the end elements count."""
     inside = np.clip(places, 0, size - 1)
@@ -128,13 +138,31 @@ def _linear(places: np.ndarray, size: int) -> np.ndarray:
 
 def _cubic(op: Operation, places: np.ndarray, size: int) -> np.ndarray:
     """[result, operand] weights of Keys 1981 with the free parameter `cubic_coeff_a`."""
+    taps = np.floor(places)[:, None] + np.arange(-1, 3, dtype=np.float32)
+    weights = _keys(op, np.abs(places[:, None] - taps))
+    return _at_the_ends(op, taps, weights, size)
+
+
+def _keys(op: Operation, distance: np.ndarray) -> np.ndarray:
+    """The weight of an element at a distance of 0 to 2, and 0 beyond."""
     a = np.float32(op.attr("cubic_coeff_a"))
-    low = np.floor(places)
-    taps = low[:, None] + np.arange(-1, 3, dtype=np.float32)
-    distance = np.abs(places[:, None] - taps)
     near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
     far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
-    weights = np.where(distance <= 1, near, far)
+    return np.where(distance <= 1, near, np.where(distance < 2, far, 0))
+
+
+def _antialiased(op: Operation, axis: Axis, places: np.ndarray) -> np.ndarray:
+    """[result, operand] weights: where the result has fewer elements, each sees as many more as there are fewer."""
+    scale = min(axis.scale, np.float32(1))
+    reach = math.floor((1 if op.attr("mode") == "linear" else 2) / scale) + 1
+    taps = np.floor(places)[:, None] + np.arange(-reach, reach + 1, dtype=np.float32)
+    distance = np.abs(places[:, None] - taps) * scale
+    weights = np.maximum(1 - distance, 0) if op.attr("mode") == "linear" else _keys(op, distance)
+    return _at_the_ends(op, taps, weights / weights.sum(axis=1, keepdims=True), axis.size)
+
+
+def _at_the_ends(op: Operation, taps: np.ndarray, weights: np.ndarray, size: int) -> np.ndarray:
+    """[result, operand] weights: what lies outside counts as the element at the end, or with `exclude_outside` not."""
     if op.attr("exclude_outside"):
         weights = np.where((taps >= 0) & (taps < size), weights, 0)
         weights = weights / weights.sum(axis=1, keepdims=True)
@@ -162,27 +190,13 @@ def matrices(op: Operation, shape: tuple[int, ...], roi: Any, scales: Any, sizes
     for axis in _axes(op, shape, roi, scales, sizes):
         if axis.size == axis.result and axis.scale == 1 and not cropped:
             continue
-        if op.attr("antialias"):
-            found.append((axis.index, _on_unit_vectors(op, axis)))
-            continue
         places = _places(op, axis)
         if op.attr("mode") == "nearest":
             chosen = _nearest(op.attr("nearest_mode"), places, axis.size)
             matrix = np.eye(axis.size, dtype=np.float32)[chosen]
         else:
-            matrix = _linear(places, axis.size) if op.attr("mode") == "linear" else _cubic(op, places, axis.size)
+            matrix = _interpolation(op, axis, places)
         if cropped:
             matrix = np.where(((places < 0) | (places > axis.size - 1))[:, None], np.float32(0), matrix)
         found.append((axis.index, matrix))
     return found
-
-
-def _on_unit_vectors(op: Operation, axis: Axis) -> np.ndarray:
-    """The matrix of one axis, column by column, from what the operator makes of unit vectors."""
-    from .. import types
-    from ..core import Operation as Copy
-
-    kept = {name: value for name, value in op.attributes.items() if name != "keep_aspect_ratio_policy"}
-    twin = Copy(op.definition, (), {**kept, "axes": (1,)}, [types.UNKNOWN])
-    scales = np.array([axis.scale], np.float32)
-    return np.asarray(op.definition.evaluate(twin, np.eye(axis.size, dtype=np.float32), None, scales)).T

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 import tilewright
 from tilewright.graph.dtypes import BY_NAME, f32, from_numpy, i64
@@ -266,3 +267,34 @@ def test_integers_that_are_cropped_stay_exact() -> None:
     found, wanted = (tilewright.compile(b.build(), target=target).run({"x": x})["y"] for target in ("cpu", "reference"))
     np.testing.assert_array_equal(found, wanted)
     assert (found[0, 0, 0] == 7).all()
+
+
+# ---- Resize that smooths ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("policy", ["stretch", "not_larger", "not_smaller"])
+@pytest.mark.parametrize("sizes", [(4, 5), (7, 5), (11, 2), (20, 1)], ids=str)
+def test_resize_with_antialiasing_to_sizes(mode: str, policy: str, sizes: tuple[int, int]) -> None:
+    """Also where a size is no whole multiple, such as 3 to 5: 3 times 5/3, in f32, is less than 5."""
+    x = random.normal(size=(2, 3, 7, 3)).astype(np.float32)
+    options: dict[str, Any] = {"mode": mode, "antialias": 1, "axes": [2, 3], "keep_aspect_ratio_policy": policy}
+    compare(lambda b, x: b.resize(x, None, None, np.array(sizes), **options), x)
+    b = Builder("smooth")
+    b.output(b.resize(b.input("x", f32[x.shape]), None, None, np.array(sizes), **options), "y")
+    found = tilewright.compile(b.build(), target="cpu").run({"x": x})["y"]
+    wanted = ReferenceEvaluator(tilewright.to_proto(b.build())).run(None, {"x": x})[0]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_curves_beyond_the_range_of_integers() -> None:
+    """They end there, as those that `onnx.reference` casts do."""
+    x = np.array([0, 0, 255, 255, 0, 255], np.uint8).reshape(1, 1, 6)
+    b = Builder("curve")
+    given = b.input("x", from_numpy(x.dtype)[x.shape])
+    b.output(b.resize(given, None, None, np.array([1, 1, 24]), mode="cubic"), "y")
+    wanted = ReferenceEvaluator(tilewright.to_proto(b.build())).run(None, {"x": x})[0]
+    assert {0, 255} < set(wanted.ravel().tolist())
+    for target in ("cpu", "reference"):
+        found = tilewright.compile(b.build(), target=target).run({"x": x})["y"]
+        assert np.abs(found.astype(int) - wanted).max() <= 1  # cut to integers, or rounded
