@@ -28,8 +28,8 @@ _TRUTHS = frozenset({
 
 
 _OF_FLOATS = frozenset({
-    "sqrt", "exp", "log", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh",
-    "acosh", "atanh", "erf",
+    "sqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
+    "asinh", "acosh", "atanh", "erf",
 })  # fmt: skip
 
 

@@ -157,15 +157,15 @@ def softplus(s: Any, x: Any) -> Any:
 
 
 def elu(s: Any, x: Any, alpha: float) -> Any:
-    return s.select(s.less(x, 0), s.mul(alpha, s.sub(s.exp(x), 1)), x)
+    return s.select(s.less(x, 0), s.mul(alpha, s.expm1(x)), x)
 
 
 def celu(s: Any, x: Any, alpha: float) -> Any:
-    return s.add(s.maximum(x, 0), s.minimum(s.mul(alpha, s.sub(s.exp(s.div(x, alpha)), 1)), 0))
+    return s.select(s.less(x, 0), s.mul(alpha, s.expm1(s.div(x, alpha))), x)
 
 
 def selu(s: Any, x: Any, alpha: float, gamma: float) -> Any:
-    return s.mul(gamma, s.select(s.less(0, x), x, s.mul(alpha, s.sub(s.exp(x), 1))))
+    return s.mul(gamma, s.select(s.less(0, x), x, s.mul(alpha, s.expm1(x))))
 
 
 def hard_sigmoid(s: Any, x: Any, alpha: float, beta: float) -> Any:

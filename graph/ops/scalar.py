@@ -23,8 +23,9 @@ Scalar: TypeAlias = Any
 Body: TypeAlias = Callable[..., Scalar]
 
 UNARY = (
-    "neg", "abs", "sign", "floor", "ceil", "round", "sqrt", "exp", "log", "log1p", "sin", "cos", "tan", "asin", "acos",
-    "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "is_nan", "logical_not", "bit_not",
+    "neg", "abs", "sign", "floor", "ceil", "round", "sqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tan",
+    "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "is_nan", "logical_not",
+    "bit_not",
 )  # fmt: skip
 BINARY = (
     "add", "sub", "mul", "div", "mod", "fmod", "pow", "minimum", "maximum", "equal", "less", "less_equal",
@@ -130,10 +131,11 @@ def _alike(x: Scalar, y: Scalar) -> tuple[np.ndarray, np.ndarray]:
 
 _NUMPY_NAMES = {
     "neg": "negative", "abs": "abs", "sign": "sign", "floor": "floor", "ceil": "ceil", "round": "rint",
-    "sqrt": "sqrt", "exp": "exp", "log": "log", "log1p": "log1p", "sin": "sin", "cos": "cos", "tan": "tan",
-    "asin": "arcsin", "acos": "arccos", "atan": "arctan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh",
-    "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh", "is_nan": "isnan", "logical_not": "logical_not",
-    "bit_not": "bitwise_not", "add": "add", "sub": "subtract", "mul": "multiply", "mod": "mod", "fmod": "fmod",
+    "sqrt": "sqrt", "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "sin": "sin", "cos": "cos",
+    "tan": "tan", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "sinh": "sinh", "cosh": "cosh",
+    "tanh": "tanh", "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh", "is_nan": "isnan",
+    "logical_not": "logical_not", "bit_not": "bitwise_not",
+    "add": "add", "sub": "subtract", "mul": "multiply", "mod": "mod", "fmod": "fmod",
     "minimum": "minimum", "maximum": "maximum", "equal": "equal", "less": "less", "less_equal": "less_equal",
     "logical_and": "logical_and", "logical_or": "logical_or", "logical_xor": "logical_xor",
     "bit_and": "bitwise_and", "bit_or": "bitwise_or", "bit_xor": "bitwise_xor",
