@@ -26,6 +26,8 @@ def recurrent(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     chosen = activations(op)
     if not (isinstance(directions, int) and isinstance(rows, int) and isinstance(hidden, int)):
         return None
+    if not all(isinstance(dim, int) for value in (w, bias) if value is not None for dim in shape_of(value)[:2]):
+        return None
     own = chosen[: len(chosen) // directions]
     if chosen != own * directions:
         return None
@@ -61,7 +63,7 @@ def recurrent(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
 
 def _inputs(k: KernelBuilder, x: Value, w: Value, bias: Value | None, hidden: int, keeps_bias: bool) -> Value:
     """[directions, length, batch, gates * hidden]."""
-    directions, rows, _ = (int(size) for size in tensor_type(w).static_shape or ())
+    directions, rows = (int(size) for size in shape_of(w)[:2])  # type: ignore[arg-type]
     length, batch = shape_of(x)[:2]
     flat = k.merge_axes(x, 0)
     parts = []

@@ -155,6 +155,20 @@ def test_lengths_of_sequences(lengths: tuple[int, ...], direction: str) -> None:
         executable.run({**feeds, "h": floats(1, 1, 5)})
 
 
+@pytest.mark.parametrize("operator", ["rnn", "gru", "lstm"])
+@pytest.mark.parametrize("known", ["r", "rb", "w", "wr", "b", "wrb"])
+def test_recurrent_weights_of_open_sizes(operator: str, known: str) -> None:
+    """Which of the weights, the recurrent ones and the bias are constants does not matter."""
+    gates = {"rnn": 1, "gru": 3, "lstm": 4}[operator]
+    weights = {"w": floats(1, gates * 5, 3), "r": floats(1, gates * 5, 5), "b": floats(1, gates * 10)}
+    types = {
+        name: array if name in known else f32[tuple(f"{name}{axis}" for axis in range(array.ndim))]
+        for name, array in weights.items()
+    }
+    network = model(operator, {"x": f32["t", "n", 3], **types}, 2, hidden_size=5)
+    same_as_reference(network, {"x": floats(4, 2, 3), **{name: weights[name] for name in "wrb" if name not in known}})
+
+
 @pytest.mark.parametrize("dtype", [i32, i64], ids=str)
 @pytest.mark.parametrize("operator", ["div", "mod"])
 def test_divisions_that_trap_elsewhere(dtype: Any, operator: str) -> None:
