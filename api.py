@@ -117,7 +117,7 @@ def optimize(
     attempts = [
         Attempt(partial(attempt, name, True)),
         Attempt(partial(attempt, name, False), "rewrites that add bytes to save operations were left out"),
-        Attempt(partial(attempt, preset(min(level, 1), target), False), "only bit-exact rewrites were made"),
+        Attempt(partial(attempt, preset(min(level, 1), target, functions), False), "only bit-exact rewrites were made"),
         Attempt(partial(attempt, "", False), "it was left as it is"),
     ]
     limit = partial(_most_bytes, size, ",".join(first), opset, writer)

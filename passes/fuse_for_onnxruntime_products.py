@@ -17,7 +17,7 @@ from ..graph.opdef import lookup
 from .formulas import number_of
 from .fuse_for_onnxruntime_activations import DOMAIN, is_f32
 from .pattern import PatternBuilder, PatternValue
-from .proofs import same_dims
+from .proofs import is_everywhere, same_dims
 from .rules import Match, Mismatch, OpRule, Replacement, Rule, Verdict
 
 # Activations that the fused kernels know by name, with the attributes that become their parameters, in order.
@@ -62,7 +62,7 @@ class UnflattenedGemm(Rule):
             assert data is not None
             weights = b.const(np.ascontiguousarray(data.numpy().T))
         product: Value = b.matmul(m.x, weights)
-        return product if m.row is None else b.add(product, m.row)
+        return product if m.row is None or is_everywhere(m, m.row, 0.0) else b.add(product, m.row)
 
 
 def _gemm(m: Match) -> Operation:

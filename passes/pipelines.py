@@ -28,17 +28,20 @@ _RECOMPOSE = (
     "recompose-swish,recompose-softmax,recompose-rotary,recompose-depth-to-space,recompose-mean,dce"
 )
 # Rounds differently: what constant factors and terms can be put into weights, and what row by row work is a Gemm.
+# A factor may be 0, and leave a bias of zeros.
 _FOLDING = (
-    f"drop-zero-terms,{_RECOMPOSE},repeat(max=4){{fold-batch-norm,fold-scale-shift,fold-pads,merge-products}},dce"
+    f"drop-zero-terms,{_RECOMPOSE},"
+    "repeat(max=4){fold-batch-norm,fold-scale-shift,fold-pads,merge-products,drop-zero-terms},dce"
 )
-_GEMM = "matmul-to-gemm,fold-scale-shift,merge-products,fuse-attention,fold-into-gemm,dce"
+# A scale that Attention does not take is a factor of the queries.
+_GEMM = "matmul-to-gemm,fold-scale-shift,merge-products,fuse-attention,fold-scale-shift,fold-into-gemm,dce"
 _FUSION = f"{_FOLDING},collapse-batch,merge-reshapes,{_GEMM}"
 # ONNX Runtime's products take any number of dims, and its fused operators the bias of the product before them.
 _FUSION_FOR_ONNXRUNTIME = f"{_FOLDING},{_GEMM}"
 # Functions that an earlier run made for the same opset are calls already.
 _CLEANUP_FOR_FUNCTIONS = _CLEANUP.replace("inline-functions", "inline-functions{keep=tilewright}")
 _FUSION_FOR_FUNCTIONS = _FUSION_FOR_ONNXRUNTIME.replace("fuse-attention", "fuse-attention{whole=true}")
-_TIDY = "fold,simplify-shapes,cse,dce"
+_TIDY = "fold,merge-reshapes,merge-squeezes,simplify-shapes,cse,dce"
 
 
 def _levels(suffix: str, cleanup: str, fusion: str, own: str = "", own_fast: str = "") -> dict[str, str]:
