@@ -22,6 +22,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_all_parts_of_a_model(model: Path) -> None:
     pytest.importorskip("onnxruntime")
     options = ("--against", "onnxruntime", "--threads", "1", "--runs", "2", "--parts", "time,start,memory", "--json")

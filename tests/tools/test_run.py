@@ -144,6 +144,7 @@ def test_explain(command: Callable[..., Any], tmp_path: Path) -> None:
     assert "operator" in command("run", tmp_path / "mixed.onnx", "--explain", "--target", "reference").out
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_an_executable_is_run(command: Callable[..., Any], model: Path, tmp_path: Path) -> None:
     twx = tmp_path / "small.twx"
     assert command("compile", model, "-o", twx).code == 0
@@ -177,6 +178,7 @@ def windows(path: Path, kernel: int) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", ["run", "bench", "compile"])
 def test_made_up_sizes_are_tried_until_one_fits(command: Callable[..., Any], tmp_path: Path, name: str) -> None:
     path = windows(tmp_path / "long.onnx", 200)
@@ -211,3 +213,15 @@ def test_compile_looks_at_the_output_first(command: Callable[..., Any], model: P
     folder = command("compile", model, "-o", tmp_path)
     assert folder.code == 2
     assert f"the output {tmp_path} is a folder" in folder.err
+
+
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_text_without_its_weights(command: Callable[..., Any], model: Path, tmp_path: Path, target: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    text = tmp_path / "elsewhere" / "small.tw"
+    lines = tilewright.graph.printer.print_module(tilewright.load(model), weights="none")
+    text.write_text(lines, encoding="utf-8")
+    done = command("run", text, "--target", target)
+    assert done.code == 2
+    assert "error[data/unresolved]: 2 weights are not loaded: " in done.err
+    assert "finds its weights in the model files of its own folder" in done.err
