@@ -133,6 +133,10 @@ class DiagnosticLog:
     def remark(self, code: str, message: str, location: Location | None = None, *notes: str) -> None:
         self.diagnostics.append(Diagnostic(code, message, location, notes, "remark"))
 
+    def has(self, code: str) -> bool:
+        """Whether there is a finding of this code: for what is to be said once."""
+        return any(diagnostic.code == code for diagnostic in self.diagnostics)
+
     @property
     def errors(self) -> list[Diagnostic]:
         return self.errors_since(0)

@@ -39,7 +39,7 @@ class Schema:
     outputs: tuple[Parameter, ...]
     attributes: dict[str, AttributeSpec]
     # Per input, what ties its element type: a type variable such as "T", or the one DType it must have; None where
-    # ONNX ties nothing (heterogeneous variadic inputs, sequences).
+    # ONNX ties nothing (heterogeneous variadic inputs, sequences). The last stands for all that follow.
     dtype_variables: tuple[str | DType | None, ...]
 
     @property
@@ -71,7 +71,7 @@ def find_schema(domain: str, op_type: str, version: int | None) -> Schema | None
         tuple(_parameter(item, [other for each in older for other in each.inputs]) for item in schema.inputs),
         tuple(_parameter(item, [other for each in older for other in each.outputs]) for item in schema.outputs),
         {name: _attribute(item) for name, item in schema.attributes.items()},
-        tuple(map(_dtype_variable, schema.inputs)),
+        _dtype_variables(schema),
     )
 
 
@@ -102,6 +102,13 @@ def _parameter(item: Any, older: Sequence[Any]) -> Parameter:
         _as_documented(text) for form in (item, *older) if form.name == item.name for text in form.types
     )
     return Parameter(item.name, kinds[item.option], allowed, int(item.min_arity))
+
+
+def _dtype_variables(schema: onnx.defs.OpSchema) -> tuple[str | DType | None, ...]:
+    found = tuple(map(_dtype_variable, schema.inputs))
+    is_variadic = bool(schema.inputs) and schema.inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
+    # Operands that only we know may follow those of the standard.
+    return found if is_variadic else (*found, None)
 
 
 def _dtype_variable(item: Any) -> str | DType | None:

@@ -52,7 +52,9 @@ def signature_of(definition: OpDefinition) -> Signature:
         )
         for parameters, items in ((schema.inputs, schema.onnx.inputs), (schema.outputs, schema.onnx.outputs))
     )
-    return Signature(definition, inputs, outputs)
+    # Operands that only we know follow those of the standard.
+    own = tuple(Formal(parameter, "") for parameter in definition.parameters[len(inputs) :])
+    return Signature(definition, inputs + own, outputs)
 
 
 def check_signature(op: Operation) -> Iterator[Finding]:
@@ -76,7 +78,7 @@ def _check_count(
         yield f"{kind}-count", f"{op.name} has at most {len(formals)} {word}s, here are {len(values)}"
     for index, formal in enumerate(formals):
         parameter = formal.parameter
-        if parameter.kind is ParameterKind.VARIADIC and len(values) - index < parameter.minimum:
+        if parameter.kind is ParameterKind.VARIADIC and max(len(values) - index, 0) < parameter.minimum:
             yield f"{kind}-count", f"{op.name} needs at least {parameter.minimum} {word}s {parameter.name!r}"
         if parameter.kind is ParameterKind.REQUIRED and (index >= len(values) or values[index] is None):
             yield f"{kind}-count", f"{op.name} needs its {word} {parameter.name!r}"

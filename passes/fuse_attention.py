@@ -28,6 +28,7 @@ from ..graph.core import Operation, Value
 from ..graph.dims import prove_equal
 from ..graph.infer import InferenceContext
 from ..graph.location import fuse
+from ..graph.ops.attention_masks import FURTHER
 from ..graph.ops.attention_parts import heads_of
 from ..graph.types import TensorType
 from .base import RulePass
@@ -36,7 +37,7 @@ from .driver import apply_rules
 from .fold_scale_shift import scalable_behind_movement, scale_constants
 from .fuse_attention_einsum import EinsumToProducts
 from .fuse_attention_forms import Operands, choose_again, choose_operands
-from .fuse_attention_masks import Mask, build_mask, choose_mask
+from .fuse_attention_masks import Mask, build_masks, choose_mask
 from .fuse_attention_past import AttentionPast
 from .fuse_attention_scores import NearMiss, Scores, dtype_of, near, read_scores
 from .fuse_attention_views import shape_of
@@ -132,10 +133,10 @@ class _Fusion:
             attributes["softcap"] = site.scores.softcap
         if site.scores.precision is not None:
             attributes["softmax_precision"] = site.scores.precision
-        mask = None
+        masks: list[Value] = []
         if site.mask is not None:
             inference = InferenceContext(self.rewriter.symbols)
-            mask, said = build_mask(b, site.mask, _length(key), inference)
+            masks, said = build_masks(b, site.mask, _length(key), inference)
             attributes.update(said)
             if said.get("masking") == "plain":
                 self.context.remark(
@@ -145,7 +146,10 @@ class _Fusion:
                 )
         if site.scores.guarded:
             attributes["masking"] = "nan-to-zero"
-        new = b.create("attention", [query, key, value, mask], attributes).result
+        operands: list[Value | None] = [query, key, value, masks[0] if masks else None]
+        if len(masks) > 1:
+            operands += [*[None] * (FURTHER - len(operands)), *masks[1:]]
+        new = b.create("attention", operands, attributes).result
         self._replace(new)
 
     def _for_batch_of(self, query: Value, value: Value) -> Value:

@@ -1,4 +1,8 @@
-"""The mask of an attention: one value for all that is added to the scores or chosen in their place."""
+"""The masks of an attention: what is added to the scores or put in their place.
+
+Neighbours of one kind are one mask: sums, and conditions that put in the same number. Others stay apart, as an addition
+and a choice are not the same where a score is NaN or infinite.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..graph import dtypes
 from ..graph.core import Value
 from ..graph.dims import prove_equal
 from ..graph.ops.masked_rows import lowest, rows_may_be_masked
@@ -53,8 +56,6 @@ def choose_mask(
             return near("the rank of a mask is not known", term.op, term.value)
         if len(rank) > len(shape_of(term.op.results[0]) or ()):
             return near("the mask may widen the scores", term.op, term.value)
-        if term.fill is not None and len(terms) > 1 and not _absorbs(term.fill, dtype):
-            return near(f"scores are replaced by {term.fill:g}, and there is another mask", term.op)
         if scores.windows is not None and _is_apart(term):
             reason = mask_objection(scores.windows, term.value, may_add)
             if reason is not None:
@@ -68,14 +69,6 @@ def choose_mask(
 def _is_apart(term: Term) -> bool:
     """Whether the mask is for scores with batch and windows apart."""
     return len(shape_of(term.op.results[0]) or ()) == 5
-
-
-def _absorbs(fill: float, dtype: DType) -> bool:
-    """Whether adding `fill` to a score is as good as putting it in its place.
-
-    The lowest number of f16 is -65504: scores are not lost beside it, and lead beyond it.
-    """
-    return bool(fill == -np.inf or (dtype is not dtypes.f16 and fill <= lowest(dtype.numpy)))
 
 
 def _widening(scores: Scores, operands: Operands) -> Mismatch | None:
@@ -100,30 +93,74 @@ def _widening(scores: Scores, operands: Operands) -> Mismatch | None:
     return None
 
 
-def build_mask(b: OpBuilder, mask: Mask, keys: Dim, inference: InferenceContext) -> tuple[Value, dict[str, object]]:
-    """The mask, and the attributes that say what it does."""
-    attributes: dict[str, object] = {}
+def build_masks(
+    b: OpBuilder, mask: Mask, keys: Dim, inference: InferenceContext
+) -> tuple[list[Value], dict[str, object]]:
+    """The masks in the order in which they are applied, and the attributes that say what they do."""
+    terms = mask.terms
     if mask.windows is not None:
-        terms = [for_batch_of_windows(b, term, mask.windows) if _is_apart(term) else term for term in mask.terms]
-        mask = replace(mask, terms=terms)
-    if len(mask.terms) == 1 and mask.terms[0].fill is not None:
-        term = mask.terms[0]
-        value = _negated(b, term.value) if term.inverted else term.value
-        fill = mask.terms[0].fill
-        attributes["masked_score"] = fill
-    else:
-        value = _sum(b, mask)
-        fill = -np.inf
-    shape = shape_of(value)
-    if mask.few_dims and shape is not None and len(shape) == 3:
-        value = b.unsqueeze(value, [1])
+        terms = [for_batch_of_windows(b, term, mask.windows) if _is_apart(term) else term for term in terms]
+    terms = _merged(b, terms, inference)
+    values = [_four_dims(b, _where_it_counts(b, term), mask.few_dims) for term in terms]
+    fills = [-np.inf if term.fill is None else term.fill for term in terms]
+    attributes: dict[str, object] = {}
+    if fills[0] != -np.inf:
+        attributes["masked_score"] = fills[0]
+    if len(terms) > 1:
+        return values, {**attributes, "further_scores": tuple(fills[1:]), "masking": "plain"}
+    shape = shape_of(values[0])
     covers = bool(shape) and prove_equal(shape[-1], keys) is True if shape is not None else False
-    hides = fill == -np.inf or fill <= lowest(mask.dtype.numpy)
-    if covers and hides and not rows_may_be_masked(value, inference):
-        return value, {}
-    if fill == -np.inf:
-        attributes.pop("masked_score", None)
-    return value, {**attributes, "masking": "plain"}
+    hides = fills[0] <= lowest(mask.dtype.numpy)
+    if covers and hides and not rows_may_be_masked(values[0], inference):
+        return values, {}
+    return values, {**attributes, "masking": "plain"}
+
+
+def _merged(b: OpBuilder, terms: list[Term], inference: InferenceContext) -> list[Term]:
+    """Fewer masks that do the same to every score, NaN and infinity too."""
+    merged = terms[:1]
+    for term in terms[1:]:
+        last = merged[-1]
+        both = None if term.fill != last.fill else _both(b, last, term, inference)
+        if both is None:
+            merged.append(term)
+        else:
+            merged[-1] = both
+    return merged
+
+
+def _both(b: OpBuilder, first: Term, second: Term, inference: InferenceContext) -> Term | None:
+    """One mask for two that put in the same number, or are added; None where that takes two operations."""
+    if first.fill is None:
+        return replace(second, value=b.add(first.value, second.value))
+    if first.inverted != second.inverted:
+        turned = [(_turned(b, term, inference), other) for term, other in ((first, second), (second, first))]
+        found = next(((term, other) for term, other in turned if term is not None), None)
+        if found is None:
+            return None
+        first, second = found
+    join = b.or_ if first.inverted else b.and_
+    return replace(second, value=join(first.value, second.value))
+
+
+def _turned(b: OpBuilder, term: Term, inference: InferenceContext) -> Term | None:
+    """The term with the opposite condition, where that takes no operation."""
+    array, producer = inference.constant(term.value), term.value.producer
+    if array is not None:
+        return replace(term, value=b.const(~array), inverted=not term.inverted)
+    if producer is not None and producer.name == "not" and producer.operands[0] is not None:
+        return replace(term, value=producer.operands[0], inverted=not term.inverted)
+    return None
+
+
+def _where_it_counts(b: OpBuilder, term: Term) -> Value:
+    return _negated(b, term.value) if term.inverted else term.value
+
+
+def _four_dims(b: OpBuilder, value: Value, few_dims: bool) -> Value:
+    """A mask of scores that have no axis of heads, with one."""
+    result: Value = b.unsqueeze(value, [1]) if few_dims and len(shape_of(value) or ()) == 3 else value
+    return result
 
 
 def _negated(b: OpBuilder, value: Value) -> Value:
@@ -134,17 +171,3 @@ def _negated(b: OpBuilder, value: Value) -> Value:
         return inner
     result: Value = b.create("not", [value]).result
     return result
-
-
-def _sum(b: OpBuilder, mask: Mask) -> Value:
-    """All terms as one that is added."""
-    total: Value | None = None
-    for term in mask.terms:
-        if term.fill is None:
-            total = term.value if total is None else b.add(total, term.value)
-            continue
-        zero = b.const(np.zeros((), mask.dtype.numpy)) if total is None else total
-        fill = b.const(np.asarray(term.fill, mask.dtype.numpy))
-        total = b.where(term.value, *((fill, zero) if term.inverted else (zero, fill)))
-    assert total is not None
-    return total

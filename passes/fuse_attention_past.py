@@ -53,7 +53,7 @@ class AttentionPast(OpRule):
         concats = _concats(op)
         assert concats is not None
         (past_key, key), (past_value, value) = (concat.operands for concat in concats)
-        operands = [op.operands[0], key, value, op.input(3), past_key, past_value]
+        operands = [op.operands[0], key, value, op.input(3), past_key, past_value, *op.operands[6:]]
         new = b.create("attention", operands, op.attributes, outputs=3)
         for concat in concats:
             _erase_dead_users(concat, rewriter)

@@ -17,7 +17,9 @@ from ..graph import dtypes
 from ..graph.builder import OpBuilder
 from ..graph.core import AttributeValue, Operation, Value
 from ..graph.dims import Dim, prove_equal
+from ..graph.location import NodeLocation
 from ..graph.opdef import lookup
+from ..graph.ops.attention_masks import has_further_masks, replaces_scores
 from ..graph.ops.attention_parts import Heads, heads_of
 from .fuse_attention import FIRST_OPSET
 from .fuse_attention_scores import near
@@ -95,6 +97,8 @@ class RuntimeAttention(OpRule):
             return m.fail("the standard's Attention needs no lengths as operands, and the opset has it", m.root)
         if self.only_projected and not found.projections:
             return m.fail("a function of Attention does as well", m.root)
+        if self.only_projected and replaces_scores(m.root):
+            return m.fail("a function of Attention does not add to scores that are replaced", m.root)
         return True
 
     def build(self, b: OpBuilder, m: Match) -> None:
@@ -105,10 +109,7 @@ class RuntimeAttention(OpRule):
         for value, new in zip(found.op.results[1:], present, strict=False):
             m.rewriter.set_type(new, value.type)
             m.rewriter.replace_uses(value, new)
-        if found.op.attr("masking") == "nan-to-zero":
-            m.context.remark(
-                "fuse-for-onnxruntime/nan", "attention gives NaN where an operand is NaN, not 0", found.op.location
-            )
+        _remark_differences(m, found.op)
         if found.is_length_first:
             result = b.transpose(result, perm=[1, 0, 2])
         own, wanted = shape_of(result) or (), shape_of(old) or ()
@@ -126,6 +127,18 @@ class RuntimeAttention(OpRule):
             before = dead.operands[0].producer if dead is not found.op and dead.operands[0] is not None else None
             m.rewriter.erase(dead)
             dead = before
+
+
+def _remark_differences(m: Match, op: Operation) -> None:
+    """What these operators do otherwise than `op` where operands are not finite."""
+    if op.attr("masking") == "nan-to-zero":
+        m.context.remark("fuse-for-onnxruntime/nan", "attention gives NaN where an operand is NaN, not 0", op.location)
+        return
+    code = "fuse-for-onnxruntime/hidden-keys"
+    # The standard's operator, which the file may have, adds just so.
+    if replaces_scores(op) and not isinstance(op.location, NodeLocation) and not m.context.log.has(code):
+        text = "adds to the scores of hidden keys, which the model replaces: one that holds NaN or infinity gives NaN"
+        m.context.remark(code, f"attention {text}", op.location)
 
 
 def plan(m: Match) -> Plan | Mismatch:
@@ -176,7 +189,8 @@ def plan(m: Match) -> Plan | Mismatch:
 
 def is_standard(op: Operation) -> bool:
     """Whether an attention is what the operator of the standard says."""
-    return bool(op.attr("masking") == "standard" and op.attr("masked_score") == -np.inf)
+    is_own = op.attr("masking") != "standard" or has_further_masks(op)
+    return not is_own and bool(op.attr("masked_score") == -np.inf)
 
 
 def _itself(value: Value, b: OpBuilder) -> Value:

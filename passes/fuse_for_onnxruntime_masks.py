@@ -14,6 +14,8 @@ import numpy as np
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
 from ..graph.dims import Dim, prove_equal
+from ..graph.dtypes import f32
+from ..graph.ops.attention_masks import AttentionMask, has_further_masks, masks_of, not_absorbing, sum_of_masks
 from ..graph.ops.masked_rows import is_lower_triangular, lowest, rows_may_be_masked
 from ..graph.types import TensorType
 from .fuse_attention_views import shape_of
@@ -25,12 +27,13 @@ _LOWEST = lowest(np.dtype(np.float32))
 @dataclass(frozen=True)
 class RuntimeMask:
     """What is done to the scores. `bias` is the mask that is added, or a condition that stands for 0 and `fill`;
-    `guarded`: queries without keys give zeros."""
+    `several` are masks to be summed up instead; `guarded`: queries without keys give zeros."""
 
     causal: bool = False
     bias: Value | None = None
     fill: float | None = None
     guarded: bool = False
+    several: tuple[AttentionMask, ...] = ()
 
 
 def read_mask(m: Match, op: Operation, queries: Dim, keys: Dim) -> RuntimeMask | Mismatch:
@@ -41,6 +44,8 @@ def read_mask(m: Match, op: Operation, queries: Dim, keys: Dim) -> RuntimeMask |
         return m.fail("it is causal, and queries and keys are not known to be equally many", op)
     if mask is None:
         return RuntimeMask(causal)
+    if has_further_masks(op):
+        return _several(m, op)
     shape, fill = shape_of(mask), float(op.attr("masked_score"))
     if shape is None or not 2 <= len(shape) <= 4:
         return m.fail("the mask has not 2 to 4 dims", mask)
@@ -67,6 +72,25 @@ def read_mask(m: Match, op: Operation, queries: Dim, keys: Dim) -> RuntimeMask |
     return RuntimeMask(causal, mask, number, guarded)
 
 
+def _several(m: Match, op: Operation) -> RuntimeMask | Mismatch:
+    """Masks that are added and conditions, as one that is added."""
+    masks, guarded = masks_of(op), op.attr("masking") == "nan-to-zero"
+    for mask in masks:
+        shape = shape_of(mask.value)
+        if shape is None or len(shape) > 4:
+            return m.fail("a mask has not up to 4 dims", mask.value)
+        if mask.score is None and str(m.dtype(mask.value)) != "f32":
+            return m.fail("a mask is neither bool nor f32", mask.value)
+        if guarded and len(shape) > 2 and shape[-3] != 1:
+            return m.fail("heads have masks of their own, and queries without keys give zeros", mask.value)
+    remaining = not_absorbing(masks, f32)
+    if remaining is not None:
+        return m.fail(f"scores are replaced by {remaining:g}, and there is another mask", op)
+    if op.attr("is_causal"):
+        return m.fail("it is causal and has several masks", op)
+    return RuntimeMask(guarded=guarded, several=tuple(masks))
+
+
 def _is_causal(m: Match, mask: Value, queries: Dim) -> bool:
     shape = shape_of(mask)
     fits = shape is not None and all(prove_equal(dim, queries) is True for dim in shape[-2:])
@@ -78,9 +102,9 @@ def build_bias(b: OpBuilder, mask: RuntimeMask, query: Value, key: Value, past: 
 
     These are [batch, length, width] or [batch, heads, length, size]; `past` has keys that come before `key`.
     """
-    if mask.bias is None:
+    bias = sum_of_masks(mask.several, f32, b) if mask.several else mask.bias
+    if bias is None:
         return None
-    bias = mask.bias
     if mask.fill is not None:
         bias = b.where(bias, np.zeros((), np.float32), np.asarray(mask.fill, np.float32))
     shape = shape_of(bias)

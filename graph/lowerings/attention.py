@@ -45,7 +45,7 @@ def attention_attributes(op: Operation, heads: Heads) -> dict[str, Any]:
 
 
 def _is_plain(op: Operation) -> bool:
-    inputs = [op.input(index) for index in (4, 5, 6)]
+    inputs = op.operands[4:]
     windows = [op.attr(name, -1) for name in ("left_window_size", "right_window_size")]
     precision = op.attr("softmax_precision")
     is_used = any(result.uses or result.is_output for result in op.results[1:])

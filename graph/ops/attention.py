@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from .. import types
 from ..diagnostics import TypeInferenceError
 from ..dims import Dim, product
-from ..opdef import AttributeSpec, OpDefinition, op
+from ..opdef import AttributeSpec, OpDefinition, Parameter, ParameterKind, op
 from ..types import TensorType, Type
+from .attention_masks import has_further_masks
 from .common import (
     SameShape,
     Shape,
@@ -59,13 +60,19 @@ class Attention(OpDefinition):
     q, k and v are [batch, heads, length, size], or [batch, length, heads * size] with the numbers of heads as
     attributes. Past keys and values come before the new ones; the results hold both.
 
-    Two attributes are ours, for attention that a model writes out: they are never written, an operation that has them
-    is written as what it is made of (or as Attention, where that is the same).
+    A boolean mask puts a number in the place of each score that it rules out, so that a hidden key may hold anything.
+    (In the standard -inf is added, which NaN and infinity survive.)
+
+    Three attributes are ours, for attention that a model writes out, and so are operands after those of the standard:
+    they are never written, an operation that has them is written as what it is made of (or as Attention, where that is
+    the same for finite scores).
 
     masking: "standard": a query that the masks allow no key at all gives zeros, a mask with too few keys masks the
       others. "plain": the mask is broadcast, and there are no exceptions: such a query gives what a softmax over equal
       numbers gives, which is NaN for -inf. "nan-to-zero": as plain, but a weight that is NaN is 0.
     masked_score: the score of a key that a boolean mask rules out, -inf in the standard.
+    further masks: operands 7, 8, ... are applied after the first, in order; the elements of `further_scores` are their
+      `masked_score` (of one that is added, any number). `masking` is not "standard" then.
     """
 
     # Whether `decompose` may use what makes an operand instead of the operand.
@@ -77,24 +84,33 @@ class Attention(OpDefinition):
             **super().attribute_specs,
             "masking": AttributeSpec("masking", "string", default="standard"),
             "masked_score": AttributeSpec("masked_score", "float", default=float("-inf")),
+            "further_scores": AttributeSpec("further_scores", "floats"),
         }
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return (*super().parameters, Parameter("further_masks", ParameterKind.VARIADIC, minimum=0))
 
     def is_standard(self, op: Operation) -> bool:
         """Whether the operator of the standard says the same."""
         mask = op.input(3)
         if mask is None:
             return bool(op.attr("masking") != "nan-to-zero")
-        return bool(op.attr("masking") == "standard" and op.attr("masked_score") == float("-inf"))
+        is_own = op.attr("masking") != "standard" or has_further_masks(op)
+        return not is_own and bool(op.attr("masked_score") == float("-inf"))
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:
         from ..evaluation import evaluate_by_decomposition
 
         # onnx.reference gives scores to which softcap was applied already where those before it are asked for.
         before_softcap = len(op.results) > 3 and op.attr("softcap") and op.attr("qk_matmul_output_mode") == 0
-        if not before_softcap and not any(name in op.attributes for name in ("masking", "masked_score")):
+        is_own = any(name in op.attributes for name in ("masking", "masked_score"))
+        mask = operands[3] if len(operands) > 3 else None
+        if not before_softcap and not is_own and (mask is None or mask.dtype != bool):
             return super().evaluate(op, *operands)
         results = evaluate_by_decomposition(op, operands)
-        assert results is not None
+        if results is None:
+            return super().evaluate(op, *operands)
         return tuple(results)
 
     def decompose(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
@@ -140,6 +156,10 @@ class Attention(OpDefinition):
             total = context.fresh()
         mask = shape_of(op, 3)
         is_standard = op.attr("masking") == "standard"
+        if is_standard and has_further_masks(op):
+            raise error(
+                "shape/attention", 'attention with several masks has no rule for queries without keys: masking="plain"'
+            )
         if is_standard and mask and isinstance(mask[-1], int) and isinstance(total, int) and mask[-1] > total:
             raise error("shape/attention", f"attention has a mask for {mask[-1]} keys, but {total} keys")
         return [

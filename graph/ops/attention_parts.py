@@ -6,7 +6,7 @@ transposed, which is one other Transpose of the same reshape.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from .. import dtypes
 from ..dims import prove_equal
 from ..types import TensorType
+from .attention_masks import AttentionMask, masks_of
 from .masked_rows import rows_may_be_masked
 
 if TYPE_CHECKING:
@@ -87,9 +88,8 @@ class AttentionParts:
         heads = heads_of(op)
         if heads is None or self._has_other_parts():
             return None
-        total = self._total_length()
-        mask = op.input(3)
-        if mask is not None and not self._mask_is_broadcast(mask, total):
+        total, masks = self._total_length(), masks_of(op)
+        if not all(self._mask_is_broadcast(mask.value, total) for mask in masks):
             return None
         dtype = dtype_of_value(self._operand(0))
         scale = op.attr("scale")
@@ -101,7 +101,7 @@ class AttentionParts:
         keys, present_key = self._keys(heads)
         values, present_value = self._values(heads)
         scores = self._capped(b.matmul(self._scaled(self._queries(heads), scale), keys))
-        weights = self._weights(self._masked(scores, mask), dtype)
+        weights = self._weights(self._masked(scores, masks), dtype)
         result = b.matmul(weights, values)
         if heads.packed:
             result = b.reshape(b.transpose(result, perm=[0, 2, 1, 3]), [0, 0, heads.queries * heads.value_size])
@@ -126,15 +126,16 @@ class AttentionParts:
         op, b = self.op, self.b
         if not heads.packed or heads.queries > 1 or op.input(4) is not None or len(op.results) > 1:
             return None
-        mask = op.input(3)
-        shape = shape_of_value(mask)
-        if mask is not None and (shape is None or len(shape) > 2):
-            mask = _without_heads(mask, self.context)
-            if mask is None:
+        masks = []
+        for mask in masks_of(op):
+            shape = shape_of_value(mask.value)
+            flat = mask.value if shape is not None and len(shape) <= 2 else _without_heads(mask.value, self.context)
+            if flat is None:
                 return None
+            masks.append(replace(mask, value=flat))
         query, key, value = (self._operand(index) for index in range(3))
         scores = self._capped(b.matmul(self._scaled(query, scale), transposed_through(b, key, (0, 2, 1))))
-        result: Value = b.matmul(self._weights(self._masked(scores, mask), dtype_of_value(query)), value)
+        result: Value = b.matmul(self._weights(self._masked(scores, masks), dtype_of_value(query)), value)
         return result
 
     def _capped(self, scores: Value) -> Value:
@@ -220,17 +221,19 @@ class AttentionParts:
         shape = shape_of_value(mask)
         return shape is not None and total is not None and bool(shape) and prove_equal(shape[-1], total) is True
 
-    def _masked(self, scores: Value, mask: Value | None) -> Value:
-        """The scores, masked: those of a key that does not count are `masked_score`, or have the mask added."""
-        op, b = self.op, self.b
+    def _masked(self, scores: Value, masks: Sequence[AttentionMask]) -> Value:
+        """The scores, masked: those of a key that does not count are a number, or have the mask added."""
+        b = self.b
         dtype = dtype_of_value(scores)
-        if mask is not None and dtype_of_value(mask) is dtypes.bool_:
-            fill = b.const(np.asarray(op.attr("masked_score"), dtype.numpy))
-            inverted = mask.producer.input(0) if mask.producer is not None and mask.producer.name == "not" else None
-            scores = b.where(mask, scores, fill) if inverted is None else b.where(inverted, fill, scores)
-        elif mask is not None:
-            scores = b.add(scores, mask)
-        return b.add(scores, self._causal(dtype)) if op.attr("is_causal") else scores
+        for mask in masks:
+            if mask.score is None:
+                scores = b.add(scores, mask.value)
+                continue
+            fill = b.const(np.asarray(mask.score, dtype.numpy))
+            maker = mask.value.producer
+            hidden = maker.input(0) if maker is not None and maker.name == "not" else None
+            scores = b.where(mask.value, scores, fill) if hidden is None else b.where(hidden, fill, scores)
+        return b.add(scores, self._causal(dtype)) if self.op.attr("is_causal") else scores
 
     def _causal(self, dtype: dtypes.DType) -> Value:
         """[queries, keys]: -inf where a key comes after the query, else 0."""

@@ -15,8 +15,9 @@ import numpy as np
 from .. import dtypes
 from ..dims import prove_equal
 from ..types import TensorType
+from .attention_masks import constant_sum, has_further_masks, masks_of, not_absorbing, sum_of_masks
 from .attention_parts import dtype_of_value, shape_of_value
-from .masked_rows import is_lower_triangular, lowest, rows_may_be_masked
+from .masked_rows import is_lower_triangular, lowest, rows_are_visible, rows_may_be_masked
 
 if TYPE_CHECKING:
     from ..builder import OpBuilder
@@ -43,20 +44,25 @@ class StandardAttention:
         op = self.op
         if op.input(6) is not None or len(op.results) > 3:
             return None
-        attributes = {name: value for name, value in op.attributes.items() if name not in ("masking", "masked_score")}
+        own = ("masking", "masked_score", "further_scores")
+        attributes = {name: value for name, value in op.attributes.items() if name not in own}
         mask = op.input(3)
-        if (
+        if has_further_masks(op):
+            mask = self._sum()
+            if mask is None:
+                return None
+        elif (
             mask is not None
             and op.attr("masked_score") <= lowest(dtype_of_value(self.query).numpy)
             and self._is_causal(mask)
         ):
             attributes["is_causal"] = 1
             mask = None
-        if mask is not None:
+        elif mask is not None:
             mask = self._mask(mask)
             if mask is None:
                 return None
-        operands = [*op.operands[:3], mask, *op.operands[4:]]
+        operands = [*op.operands[:3], mask, *op.operands[4:6]]
         return list(self.b.create("attention", operands, attributes, outputs=len(op.results)).results)
 
     # ---- masks -------------------------------------------------------------------------------------------------------
@@ -89,8 +95,20 @@ class StandardAttention:
                 bias = self._chosen(mask, fill, dtype)
                 return None if bias is None else self._expanded(bias)
             return self._expanded(mask)
+        return self._added(mask, safe)
+
+    def _sum(self) -> Value | None:
+        """Several masks as one that is added; None if that leaves something of hidden scores."""
+        dtype, masks = dtype_of_value(self.query), masks_of(self.op)
+        if not_absorbing(masks, dtype) is not None:
+            return None
+        numbers = constant_sum(masks, dtype, self.context)
+        return self._added(sum_of_masks(masks, dtype, self.b), numbers is not None and rows_are_visible(numbers))
+
+    def _added(self, mask: Value, safe: bool) -> Value | None:
+        """A mask that is added; `safe`: each query has a key."""
         if self.op.attr("masking") != "standard" and not safe:
-            guarded = self._guarded(mask, dtype)
+            guarded = self._guarded(mask, dtype_of_value(self.query))
             return None if guarded is None else self._expanded(guarded)
         return self._expanded(mask)
 

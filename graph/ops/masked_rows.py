@@ -26,7 +26,7 @@ def rows_may_be_masked(mask: Value, context: InferenceContext, causal: bool = Fa
     """
     data = context.data(mask)
     if data is not None:
-        return not _rows_are_visible(data.numpy(), causal)
+        return not rows_are_visible(data.numpy(), causal)
     least = _least(mask, context)
     if least is not None and least > _VISIBLE * lowest(_dtype(mask)):
         return False  # nothing is hidden
@@ -63,7 +63,8 @@ def _dtype(value: Value) -> np.dtype:
     return value.type.dtype.numpy
 
 
-def _rows_are_visible(array: np.ndarray, causal: bool) -> bool:
+def rows_are_visible(array: np.ndarray, causal: bool = False) -> bool:
+    """Whether each row of a mask leaves a key visible."""
     if array.size == 0 or array.ndim == 0:
         return False
     if array.dtype.kind == "b":

@@ -13,6 +13,7 @@ from ...graph.dims import FreshSymbols
 from ...graph.infer import InferenceContext
 from ...graph.location import NodeLocation
 from ...graph.opdef import OpDefinition
+from ...graph.ops.attention_masks import replaces_scores
 from . import versions
 from .read_node import Facts
 from .runtime_support import has_kernel, why_in_parts
@@ -37,7 +38,8 @@ class Forms:
     """Decides for the operations of a function that is written at `opsets`.
 
     Operators of the domains in `allowed` are written as they are, those of other domains decomposed where they can be;
-    `calls` are domain and name of the model-local functions.
+    `calls` are domain and name of the model-local functions; `functions`: more of them are made of what is written as
+    its parts, which then cost nothing, so that they are preferred to an operator that is not quite the same.
     """
 
     opsets: Mapping[str, int]
@@ -45,6 +47,7 @@ class Forms:
     calls: frozenset[tuple[str, str]]
     symbols: FreshSymbols
     keep_fused: bool = False
+    functions: bool = False
     _facts: Facts = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,6 +74,8 @@ class Forms:
         parts = op.definition.decompose
         if op.domain not in self.allowed:
             yield Choice(parts, f"operators of {op.domain} are for another target")
+        if self.functions and not only_needed and not is_part and self.shows_hidden_keys(op) and not self._is_kept(op):
+            yield Choice(parts, "the standard's operator adds to the scores of hidden keys, which the model replaces")
         if not only_needed and not is_part and self._has_standard_form(op):
             yield Choice(op.definition.standard_form, "", is_standard=True)
         refusal = self._refusal(op)
@@ -102,11 +107,17 @@ class Forms:
         """Whether the standard's operator differs where operands are NaN."""
         return bool(op.attr("masking") == "nan-to-zero")
 
+    def shows_hidden_keys(self, op: Operation) -> bool:
+        """Whether the standard's operator differs where a hidden key holds NaN or infinity: it only adds to scores."""
+        return op.name == "attention" and replaces_scores(op)
+
     def _why_in_parts(self, op: Operation) -> str | None:
         """Why an operator that could be written is not; one that is in the file as it is stays as it is."""
-        if self.keep_fused or isinstance(op.location, NodeLocation):
-            return None
-        return why_in_parts(op)
+        return None if self._is_kept(op) else why_in_parts(op)
+
+    def _is_kept(self, op: Operation) -> bool:
+        """Whether an operator is wanted though it has its faults: it is asked for, or in the file as it is."""
+        return self.keep_fused or isinstance(op.location, NodeLocation)
 
     def _has_standard_form(self, op: Operation) -> bool:
         """Whether an operation that says more than its operator in the standard is to be written as that.

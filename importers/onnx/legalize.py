@@ -119,6 +119,11 @@ class _Legalizer:
             self.log.remark(
                 "export/nan", f"{op.op_type} gives NaN for operands that are NaN, where its parts give 0", op.location
             )
+        elif self.forms.shows_hidden_keys(op) and not self.log.has("export/hidden-keys"):
+            text = (
+                "adds to the scores of hidden keys, which the model replaces: NaN or infinity in such a key gives NaN"
+            )
+            self.log.remark("export/hidden-keys", f"{op.op_type} {text}", op.location)
 
     def _carry_out(self, plan: _Plan, depth: int) -> None:
         """Put what was planned in the place of an operation; its parts may have parts of their own."""

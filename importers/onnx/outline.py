@@ -98,6 +98,7 @@ class _Outliner:
     def _function(self, op: Operation) -> Function | None:
         """A function of the one operation; None if that has no parts."""
         names = [parameter.name for parameter in op.definition.parameters]
+        names += [f"{names[-1]}_{index}" for index in range(len(names), len(op.operands))]
         given = [index for index, operand in enumerate(op.operands) if operand is not None]
         arguments = [operand for operand in op.operands if operand is not None]
         block = Block([value.type for value in arguments], [names[index] for index in given])

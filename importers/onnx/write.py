@@ -129,7 +129,7 @@ def _build(
     _check_request(module, opsets, target)
     tensors = TensorWriter(inline)
     findings = DiagnosticLog()
-    forms_for = partial(_forms, opset, _allowed_domains(module, target, keep_fused), keep_fused)
+    forms_for = partial(_forms, opset, _allowed_domains(module, target, keep_fused), keep_fused, functions)
     if functions:
         module = outlined(module, forms_for(module, module.main), target == "onnxruntime" or keep_fused)
     module = legalized(module, forms_for, findings, tidy)
@@ -162,9 +162,11 @@ def _build(
     return proto, tensors.sources
 
 
-def _forms(opset: int | None, allowed: frozenset[str], keep_fused: bool, module: Module, function: Function) -> Forms:
+def _forms(
+    opset: int | None, allowed: frozenset[str], keep_fused: bool, functions: bool, module: Module, function: Function
+) -> Forms:
     """What decides how the operations of `function` are written, if the file is to have `opset`."""
-    return Forms(_opsets_of(module, function, opset), allowed, _calls(module), module.symbols, keep_fused)
+    return Forms(_opsets_of(module, function, opset), allowed, _calls(module), module.symbols, keep_fused, functions)
 
 
 def _opsets_of(module: Module, function: Function, opset: int | None) -> dict[str, int]:

@@ -271,6 +271,14 @@ def boolean_and_added_mask(b: Any) -> None:
 
 
 @form(masking="plain")
+def replaced_scores_and_added_mask(b: Any) -> None:
+    """-1 in place of a score is not -1 added to it."""
+    q, k, v = four(b)
+    scores = b.where(b.input("keep", bool_[B, 1, S, T]), q @ transposed(b, k), -1.0)
+    b.output(b.softmax(b.add(scores, b.input("mask", f32[B, 1, 1, T]))) @ v, "y")
+
+
+@form(masking="plain")
 def two_added_masks(b: Any) -> None:
     """T5: a bias by relative position, and a padding mask."""
     q, k, v = four(b)

@@ -228,14 +228,6 @@ def condition_between_two_tensors(b):
     b.output(b.softmax(b.where(b.input("keep", bool_[B, 1, S, T]), q @ transposed(b, k), other)) @ v, "y")
 
 
-@refusal("and there is another mask")
-def replaced_scores_that_are_not_absorbed(b):
-    """-1 in place of a score is not -1 added to it."""
-    q, k, v = four(b)
-    scores = b.where(b.input("keep", bool_[B, 1, S, T]), q @ transposed(b, k), -1.0)
-    b.output(b.softmax(b.add(scores, b.input("mask", f32[B, 1, 1, T]))) @ v, "y")
-
-
 @refusal("replaced by NaN")
 def hidden_scores_are_nan(b):
     """A row with one hidden key is NaN altogether."""
