@@ -107,8 +107,11 @@ def _from_memory(value: Any) -> Any:
 
 
 def _refusal(code: str, message: str, error: Exception) -> ExecutionError:
-    """ONNX Runtime's reason without its error numbers and source paths."""
+    return ExecutionError(code, message, notes=[f"it says: {reason_text(error)}"])
+
+
+def reason_text(error: Exception) -> str:
+    """ONNX Runtime's reason on one line, without its error numbers and source paths."""
     reason = " ".join(str(error).split())
     reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", reason)
-    reason = re.sub(r"\S*/onnxruntime/\S+:\d+ [^)]*\)(?: \[\w+ = \w+\])? ?", "", reason)
-    return ExecutionError(code, message, notes=[f"it says: {reason}"])
+    return re.sub(r"\S*/onnxruntime/\S+:\d+ [^)]*\)(?: \[\w+ = \w+\])? ?", "", reason)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from ..graph.diagnostics import UsageError, require
+from ..graph.data import MISSING_WEIGHTS, UnresolvedData
+from ..graph.diagnostics import ModelError, UsageError, require
 from ..graph.module import Module
 from .executable import Executable
 
@@ -31,7 +32,8 @@ def compile_module(
 
     `threads` limits the worker threads (default: what the process may use); the reference interpreter has one.
     `tune` is off, fast or full: whether kernels are chosen by measuring (see `cpu.tuner`).
-    Raises UsageError for a target, precision or way to tune that does not exist.
+    Raises UsageError for a target, precision or way to tune that does not exist, ModelError for a module that was
+    read from text and has not found its weights.
     """
     if target not in TARGETS:
         raise UsageError(
@@ -46,6 +48,7 @@ def compile_module(
             notes=[f"the precisions are {', '.join(PRECISIONS)}"],
         )
     checked_threads(threads)
+    _check_weights(model)
     model = _without_gradient(model)
     module, name = TARGETS[target]
     factory: Any = getattr(import_module(module, __package__), name)
@@ -68,6 +71,22 @@ def checked_threads(threads: int | None) -> None:
         require("threads", threads, int, "a number of threads")
     if threads is not None and threads < 1:
         raise UsageError("compile/threads", f"threads must be at least 1, got {threads}")
+
+
+def _check_weights(model: Module) -> None:
+    """Raises ModelError if text was read without weights that something needs."""
+    consts = [
+        op for op in model.walk() if op.name == "const" and isinstance(op.attributes.get("value"), UnresolvedData)
+    ]
+    missing = [f"%{op.results[0].name or '?'}: {op.results[0].type}" for op in consts if op.results[0].uses]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ModelError(
+            "data/unresolved",
+            f"{len(missing)} {'weight is' if len(missing) == 1 else 'weights are'} not loaded: "
+            f"{', '.join(missing[:3])}{more}",
+            notes=[MISSING_WEIGHTS],
+        )
 
 
 def _without_gradient(model: Module) -> Module:

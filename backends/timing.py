@@ -14,6 +14,7 @@ import numpy as np
 
 from ..graph.diagnostics import UsageError
 from ..graph.module import Module
+from .onnxruntime_oracle import reason_text
 from .target import compile_module
 
 Feeds: TypeAlias = Mapping[str, Any]
@@ -47,6 +48,20 @@ def available_peers(names: Sequence[str]) -> tuple[list[str], list[str]]:
             raise UsageError("bench/peer", f"there is no peer {name!r} to compare with; there are {', '.join(PEERS)}")
     found = [name for name in names if importlib.util.find_spec(name) is not None]
     return found, [name for name in names if name not in found]
+
+
+def usable_peers(
+    names: Sequence[str], path: str | Path, feeds: Feeds, threads: int = 1
+) -> tuple[list[str], dict[str, str]]:
+    """Of `names` those that run the model at `path` on `feeds`; what each other one says."""
+    able, refusals = [], {}
+    for name in names:
+        try:
+            peer_runner(name, path, threads)(feeds)
+            able.append(name)
+        except Exception as error:  # whatever that runtime raises
+            refusals[name] = reason_text(error)
+    return able, refusals
 
 
 def peer_runner(name: str, path: str | Path, threads: int) -> Runner:
@@ -128,7 +143,7 @@ def _onnxruntime(path: str | Path, threads: int) -> Runner:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # errors come as exceptions; the log would repeat them
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return lambda feeds: dict(zip(names, session.run(None, dict(feeds)), strict=True))

@@ -39,15 +39,10 @@ def runner_of(side: str, model: str, threads: int) -> Runner:
 def times(model: str, feeds: str, threads: int, runs: int, peers: Sequence[str]) -> dict[str, Any]:
     """Milliseconds of each side, in turn; a peer that cannot run the model is named in `errors`."""
     import tilewright
-    from tilewright.backends.timing import compare_times
+    from tilewright.backends.timing import compare_times, usable_peers
 
-    arrays, able, errors = read_feeds(feeds), [], {}
-    for peer in peers:
-        try:
-            runner_of(peer, model, threads)(arrays)
-            able.append(peer)
-        except Exception as error:
-            errors[peer] = str(error).strip().splitlines()[-1]
+    arrays = read_feeds(feeds)
+    able, errors = usable_peers(peers, model, arrays, threads)
     timings = compare_times(model, tilewright.load(model), arrays, able, threads, runs)
     return {
         "median_ms": {timing.name: timing.median for timing in timings},

@@ -269,6 +269,12 @@ class ComputedData(TensorData):
         return sum(source.held_bytes for source in self._sources)
 
 
+MISSING_WEIGHTS = (
+    "a .tw file finds its weights in the model files of its own folder; in Python, pass weights=FOLDER or "
+    "weights=MODULE to tilewright.parse"
+)
+
+
 class UnresolvedData(TensorData):
     """A constant of which only type and hash are known (IR text parsed without its weights)."""
 
@@ -286,10 +292,7 @@ class UnresolvedData(TensorData):
         return ModelError(
             "data/unresolved",
             f"the constant {self.type} with sha256 {self.sha256[:12]}... is not loaded",
-            notes=[
-                "a .tw file finds its weights in the model files of its own folder; in Python, pass weights=FOLDER or "
-                "weights=MODULE to tilewright.parse"
-            ],
+            notes=[MISSING_WEIGHTS],
         )
 
 

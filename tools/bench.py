@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tilewright.backends.model_source import Model
     from tilewright.backends.timing import Timing
     from tilewright.graph.module import Module
 
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, default=0, show_default=True, help="For made-up inputs.")
 @click.option("--json", "as_json", is_flag=True, help="Report as JSON.")
 def bench(**options: Any) -> None:
-    """Time MODEL (.onnx) on the cpu target and in other runtimes, in turn, in its own precision; medians and ratios.
+    """Time MODEL (.onnx or .tw) on the cpu target and in other runtimes, in turn, in its own precision; show medians
+    and ratios.
 
     \b
     tilewright bench model.onnx --threads 1,2
@@ -49,10 +53,12 @@ def execute(
     as_json: bool,
 ) -> None:
     """Time and report."""
+    from tempfile import TemporaryDirectory
+
     from tilewright.backends.feeds import FeedPlan
     from tilewright.backends.model_source import open_model
     from tilewright.backends.target import compile_module
-    from tilewright.backends.timing import available_peers, compare_times
+    from tilewright.backends.timing import available_peers, compare_times, usable_peers
     from tilewright.graph.diagnostics import UsageError
     from tilewright.tools._inputs import read_inputs, read_sizes
     from tilewright.tools._progress import Progress
@@ -63,20 +69,39 @@ def execute(
         raise UsageError("bench/threads", f"--threads takes numbers such as 1,2, not {thread_counts!r}")
     asked = [name.strip() for name in against.split(",") if name.strip() not in ("", "none")]
     peers, missing = available_peers(asked)
-    for name in missing:
-        console(stderr=True).print(f"{name} is not installed: not compared with", style="yellow")
-    module = open_model(model).module
+    left_out = dict.fromkeys(missing, "it is not installed")
+    opened = open_model(model)
+    module = opened.module
     plan = FeedPlan(module, *read_sizes(dims, shapes), read_inputs(module, given))
     with Progress(1) as progress:  # over before anything is timed
         progress.start("compiling")
         feeds = first_that_runs(compile_module(module, "cpu"), plan, seed=seed).feeds
-    found = [compare_times(model, module, feeds, peers, int(count), runs) for count in thread_counts.split(",")]
+    with TemporaryDirectory(prefix="tilewright-") as folder:
+        path = _file_of(opened, folder)
+        peers, refusals = usable_peers(peers, path, feeds)
+        found = [compare_times(path, module, feeds, peers, int(count), runs) for count in thread_counts.split(",")]
+    left_out |= {name: f"it does not run the model; it says: {reason}" for name, reason in refusals.items()}
     if as_json:
         facts = {"model": model, "precision": _precision(module), "runs": runs, "inputs": input_types(feeds, plan)}
-        print_json({**facts, "timings": [_facts(t) for t in found]})
+        print_json({**facts, "timings": [_facts(t) for t in found], "not_compared": left_out})
         return
-    _show(found, f"{_precision(module)}, {runs} runs each, in turn")
+    _show(found, f"{_precision(module)}, {runs} run{'s' if runs > 1 else ''} each, in turn")
     console().print(f"inputs: {inputs_text(feeds) or 'none'}")
+    for name, reason in left_out.items():
+        console(stderr=True).print(f"not compared with {name}: {reason}", style="yellow")
+
+
+def _file_of(model: Model, folder: str) -> Path:
+    """The ONNX file that other runtimes read: the user's own, or one that text is written to."""
+    from pathlib import Path
+
+    if isinstance(model.source, Path):
+        return model.source
+    from tilewright.importers.onnx import save
+
+    path = Path(folder) / "model.onnx"
+    save(model.module, path)
+    return path
 
 
 def _precision(module: Module) -> str:
@@ -103,13 +128,14 @@ def _show(found: list[list[Timing]], title: str) -> None:
     from tilewright.tools._show import console, table
 
     shown = table("threads", "runtime", "median ms", "least ms", "time / ours", title=title)
+    least = min(min(timing.milliseconds) for timings in found for timing in timings)
+    digits = 2 if least >= 1 else 3 if least >= 0.1 else 4
     for timings in found:
         ours = timings[0]
         for timing in timings:
             ratio = "" if timing is ours else f"{timing.median / ours.median:.2f}"
-            shown.add_row(
-                str(timing.threads), timing.name, f"{timing.median:.2f}", f"{min(timing.milliseconds):.2f}", ratio
-            )
+            figures = (f"{number:.{digits}f}" for number in (timing.median, min(timing.milliseconds)))
+            shown.add_row(str(timing.threads), timing.name, *figures, ratio)
     console().print(shown)
     worst = max((timings[0].largest_error or 0.0 for timings in found), default=0.0)
     if len(found[0]) > 1:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tilewright
-from tilewright import Builder, f32
+from tilewright import Builder, bf16, f32
 
 
 def test_json_has_medians_and_ratios(command: Callable[..., Any], model: Path) -> None:
@@ -52,3 +52,26 @@ def test_bad_usage(command: Callable[..., Any], model: Path, arguments: list[str
     done = command("bench", model, *arguments)
     assert done.code == 2
     assert words in done.err
+
+
+def test_a_peer_that_refuses_the_model_is_left_out(command: Callable[..., Any], tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    b = Builder()
+    b.output(b.relu(b.input("x", bf16[2, 4])), "y")
+    tilewright.save(b.build(), tmp_path / "bf16.onnx")  # ONNX Runtime takes no arrays of bf16
+    done = command("bench", tmp_path / "bf16.onnx", "--runs", "1")
+    assert done.code == 0, done.err
+    assert "not compared with onnxruntime: it does not run the model; it says: " in done.err
+    assert "tilewright" in done.out
+    report = json.loads(command("bench", tmp_path / "bf16.onnx", "--runs", "1", "--json").out)
+    assert list(report["not_compared"]) == ["onnxruntime"]
+    assert list(report["timings"][0]["median_ms"]) == ["tilewright"]
+
+
+def test_text_is_written_for_the_peers(command: Callable[..., Any], model: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    text = model.with_suffix(".tw")
+    assert command("ir", model, "-o", text).code == 0
+    done = command("bench", text, "--runs", "1", "--json")
+    assert done.code == 0, done.err
+    assert list(json.loads(done.out)["timings"][0]["median_ms"]) == ["tilewright", "onnxruntime"]
