@@ -12,6 +12,7 @@ import pytest
 from tilewright.backends.cpu.cache import DiskCache
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_entries_are_counted_and_cleared(
     command: Callable[..., Any], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
