@@ -87,7 +87,7 @@ def _inputs(k: KernelBuilder, x: Value, w: Value, bias: Value | None, hidden: in
         type = tensor_type(x).with_shape([directions, shape_of(flat)[0], rows])
         joined = k.kernel("concat", parts, type, axis=0)
     sizes = k.concat(k.const(np.array([directions])), k.shape(x, end=2), k.const(np.array([rows])), axis=0)
-    return k.reshape(joined, sizes, tensor_type(x).with_shape([directions, length, batch, rows]))
+    return k.reshape(joined, sizes, tensor_type(x).with_shape([directions, length, batch, rows]), is_exact=True)
 
 
 def _direction(k: KernelBuilder, value: Value, direction: int) -> Value:

@@ -189,6 +189,17 @@ def test_products_of_nothing(left: tuple[int, ...], right: tuple[int, ...]) -> N
     same_as_reference(network, {"x": floats(*left), "z": floats(*right)})
 
 
+@pytest.mark.parametrize("operator", ["rnn", "gru", "lstm"])
+@pytest.mark.parametrize("layout", [0, 1])
+def test_recurrent_operators_of_nothing(operator: str, layout: int) -> None:
+    """No steps, or nothing in a batch."""
+    gates = {"rnn": 1, "gru": 3, "lstm": 4}[operator]
+    weights = {"w": floats(1, gates * 5, 3), "r": floats(1, gates * 5, 5), "b": floats(1, gates * 10)}
+    network = model(operator, {"x": f32["t", "n", 3], **weights}, 2, hidden_size=5, layout=layout)
+    for shape in ((4, 0, 3), (0, 2, 3), (0, 0, 3)):
+        same_as_reference(network, {"x": floats(*shape)})
+
+
 @pytest.mark.parametrize("operator", ["reduce_sum", "reduce_max", "reduce_min", "reduce_mean", "reduce_prod"])
 def test_reductions_of_nothing(operator: str) -> None:
     network = model(operator, {"x": f32["a", "b"], "axes": ints(1)}, keepdims=0)
