@@ -119,9 +119,12 @@ class Signature:
         return values
 
     def choose(self, names: Sequence[str] | None) -> Sequence[int]:
-        """The positions of the outputs called `names` (None: all). Raises UsageError for an unknown name."""
+        """The positions of the outputs called `names` (None: all). Raises UsageError for an unknown name, or one that
+        is in no list."""
         if names is None:
             return self._all_outputs
+        if isinstance(names, str):
+            raise UsageError("usage/argument", f"outputs are given as a list of names, [{names!r}], not {names!r}")
         positions = self._positions
         unknown = [name for name in names if name not in positions]
         if unknown:

@@ -91,7 +91,7 @@ class Fuser:
         further readers."""
         with self.context.rewrite(self.module, "fuse-kernels", self.op) as rewriter:
             assert at.parent is not None
-            location = fuse("", [other.location, self.op.location])
+            location = fuse("fuse-kernels", [other.location, self.op.location])
             builder = KernelBuilder(at.parent, self.module.symbols, at, location, rewriter.on_create)
             types = [result.type for result in at.results]
             self.made = builder.create(root.definition, operands, attributes, result_types=types, regions=regions)

@@ -186,7 +186,7 @@ class _Group:
         attributes = {"axes": self.axes, "means": means, "numbers": len(numbers), "sums": len(self.sums)}
         with context.rewrite(module, "fuse-rows", op) as rewriter:
             assert op.parent is not None
-            location = fuse("", [member.location for member in self.members])
+            location = fuse("fuse-rows", [member.location for member in self.members])
             builder = KernelBuilder(op.parent, module.symbols, op, location, rewriter.on_create)
             made = builder.create(
                 "kernel.row_map", operands, attributes,

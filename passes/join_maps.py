@@ -58,7 +58,7 @@ def _join(fuser: Fuser, other: Operation, operands: Sequence[Value]) -> None:
     op, regions = fuser.op, {"body": Region(_both(other, fuser.op, operands))}
     with fuser.context.rewrite(fuser.module, "fuse-kernels", op) as rewriter:
         assert op.parent is not None
-        location = fuse("", [other.location, op.location])
+        location = fuse("fuse-kernels", [other.location, op.location])
         builder = KernelBuilder(op.parent, fuser.module.symbols, op, location, rewriter.on_create)
         types = [result.type for result in (*other.results, *op.results)]
         fuser.made = builder.create(op.definition, operands, {}, result_types=types, regions=regions)

@@ -38,7 +38,7 @@ def join_moments(op: Operation, module: Module, context: PassContext) -> None:
     x, axes = mean.operand_values[0], tuple(op.attr("axes"))
     extras = op.operand_values[2:]
     with context.rewrite(module, "join-moments", op) as rewriter:
-        location = fuse("", [mean.location, op.location])
+        location = fuse("join-moments", [mean.location, op.location])
         builder = KernelBuilder(mean.parent, module.symbols, mean, location, rewriter.on_create)
         means, variances = _of_images(builder, x, axes[1:])
         whole = builder.reduce(means, "mean", [0], True, tensor_type(mean.result))

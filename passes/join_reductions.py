@@ -94,7 +94,7 @@ def _join(joined: Sequence[Operation], module: Module, context: PassContext) -> 
     }
     with context.rewrite(module, "join-reductions", op) as rewriter:
         assert op.parent is not None
-        location = fuse("", [each.location for each in joined])
+        location = fuse("join-reductions", [each.location for each in joined])
         builder = KernelBuilder(op.parent, module.symbols, op, location, rewriter.on_create)
         made = builder.create(
             "kernel.row_map", operands, {"axes": axes, "means": means, "numbers": len(joined), "sums": 0},

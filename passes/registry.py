@@ -73,6 +73,9 @@ BUILTIN: dict[str, str] = {
     "unroll-loops": "unroll_loops:UnrollLoops",
 }
 
+# A letter or two are in the name of almost every rule.
+MOST_HINTS = 16
+
 _registered: dict[str, type[Pass]] = {}
 
 
@@ -120,7 +123,10 @@ def rule_class(name: str) -> type[AnyRule]:
         raise UsageError("rule/unknown", f"{name!r} is a pass, not a rule", notes=[hint])
     if name not in rules:
         near = _like(name, rules, by_pass)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"the rules are: {', '.join(sorted(rules))}"
+        more = f" or one of {len(near) - MOST_HINTS} more" if len(near) > MOST_HINTS else ""
+        hint = f"did you mean {' or '.join(near[:MOST_HINTS])}{more}?"
+        if not near:
+            hint = f"the rules are: {', '.join(sorted(rules))}"
         raise UsageError("rule/unknown", f"there is no rule called {name!r}", notes=[hint])
     found: type[AnyRule] = rules[name]
     return found

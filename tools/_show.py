@@ -67,6 +67,11 @@ def scaled(number: float) -> str:
     raise AssertionError("the last prefix takes every number")
 
 
+def duration_text(seconds: float) -> str:
+    """`2.41 s`, `83.5 ms`, `0.0164 ms`."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
 def change_text(before: int, after: int) -> str:
     """`-31 %`; empty where nothing changed."""
     if before == after:

@@ -101,6 +101,7 @@ def show(rows: list[Timed], top: int) -> None:
         rate = _rate(sum(row.operations or 0.0 for row in steps), seconds)
         shown.add_row(kind, f"{len(steps):,}", f"{seconds * 1e3:.3f}", f"{100 * seconds / whole:.1f}", rate)
     console().print(shown)
+    console().print()
     shown = table("step", "ms", "%", "Gop/s", "<types", "<place", title=f"the longest {min(top, len(rows))}")
     for row in sorted(rows, key=lambda row: -row.seconds)[:top]:
         name = f"{row.kernel} (host)" if row.is_host_step else row.kernel

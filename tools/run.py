@@ -61,13 +61,13 @@ def execute(
     from tilewright.backends.feeds import FeedPlan
     from tilewright.tools._inputs import read_inputs, read_sizes, split_names
     from tilewright.tools._progress import Progress
-    from tilewright.tools._show import console, print_json
+    from tilewright.tools._show import console, duration_text, print_json
     from tilewright.tools._trial import first_that_runs
 
     wanted = split_names(outputs) or None
     with Progress(2) as progress, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        progress.start("compiling")
+        progress.start("loading" if model.endswith(".twx") else "compiling")
         executable, module, seconds = prepare(model, target, threads)
         plan = FeedPlan(module, *read_sizes(dims, shapes), read_inputs(module, given))
         progress.start("compiling for sizes, running")
@@ -90,8 +90,9 @@ def execute(
         print_json(facts | ({"explain": executable.report()} if explain else {}))
         return
     show(rows, [summary(name, value) for name, value in feeds.items()], made_up)
-    made = f"compiled in {times['compile_seconds']:.3f} s, " if "compile_seconds" in times else ""
-    console().print(f"{made}ran in {times['seconds']:.3f} s on {target}")
+    what = "loaded" if model.endswith(".twx") else "compiled"
+    made = f"{what} in {duration_text(times['compile_seconds'])}, " if "compile_seconds" in times else ""
+    console().print(f"{made}ran in {duration_text(times['seconds'])} on {target}")
     if explain:
         show_report(executable.report())
     for path in files.values():
@@ -183,17 +184,25 @@ def show_report(report: dict[str, Any]) -> None:
     calls = table(what, "calls", title=f"{what}s")
     for name, count in sorted(report.get(f"{what}s", {}).items(), key=lambda item: (-item[1], item[0])):
         calls.add_row(name, f"{count:,}")
+    out.print()
     out.print(calls)
+    out.print()
     if report.get("host_steps"):
         steps = table("operator", "<place", title="host steps: operations without a kernel here")
         for step in report["host_steps"]:
             steps.add_row(step["operator"], step["location"])
         out.print(steps)
+        out.print()
     facts = table("fact", "value", title="executable")
     if "host_steps" in report:
         facts.add_row("host steps", str(len(report["host_steps"])))
     for name, value in report.items():
-        if name not in ("kernels", "operators", "host_steps"):
+        if name in ("kernels", "operators", "host_steps", "candidates"):
+            continue
+        if isinstance(value, dict):
+            for part, number in value.items():
+                facts.add_row(f"{name} of {part}", str(number))
+        else:
             text = size_text(value) if name.endswith("_bytes") else str(value)
             facts.add_row(name.removesuffix("_bytes").replace("_", " "), text)
     out.print(facts)

@@ -273,14 +273,14 @@ class CpuExecutable(Executable):
         `clock` is read before and after; on a busy machine, time.thread_time disturbs less where there is one thread.
         Each is timed by itself, which costs a microsecond, so that the sum is more than a whole run takes.
         """
-        from .profile import Recorder
+        from .profile import Recorder, sizes_of
 
         self.run(feeds)  # plans and compiles
         twin = object.__new__(type(self))  # so that the runs of other threads are what they were
         twin.__dict__.update(self.__dict__, _recorder=(recorder := Recorder(clock)))
         for _ in range(runs):
             twin.run(feeds)
-        return recorder.rows()
+        return recorder.rows(sizes_of(self.module, feeds))
 
     def _segments(self) -> list[Segment]:
         return [step for steps in self._steps.values() for step in steps if isinstance(step, Segment)]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ...graph.core import Operation
+from ...graph.dims import DimExpr, is_symbol
+from ...passes.bind_dims import with_symbols
 from .runtime import STEP_WORDS, Pool, runtime
 
 if TYPE_CHECKING:
-    import numpy as np
-
+    from ...graph.module import Module
     from .planner import Call
 
 # Which word of a step says among how many threads it is shared out.
@@ -23,8 +26,9 @@ PARTS = 3
 @dataclass(frozen=True)
 class Timed:
     """A kernel call or host step: the `kernel` (for a host step the operator), the place in the model that it is for
-    and the types of what is read and made there, the median of its `seconds`, how many arithmetic operations it takes
-    (None: not known), and among how many threads it is shared out."""
+    (all nodes that it computes) and the types of what is read and made there, with the sizes of the inputs that were
+    given, the median of its `seconds`, how many arithmetic operations it takes (None: not known), and among how many
+    threads it is shared out."""
 
     kernel: str
     place: str
@@ -82,19 +86,36 @@ class Recorder:
         self.steps[key] = step, parts
         self.samples.setdefault(key, []).append(seconds)
 
-    def rows(self) -> Profile:
-        """What was recorded, in the order in which steps ran first."""
-        return Profile(self._row(*self.steps[key], statistics.median(found)) for key, found in self.samples.items())
+    def rows(self, sizes: Mapping[DimExpr, int]) -> Profile:
+        """What was recorded, in the order in which steps ran first; `sizes` are those of dims in the run."""
+        found = self.samples.items()
+        return Profile(self._row(*self.steps[key], statistics.median(times), sizes) for key, times in found)
 
-    def _row(self, step: Call | Operation, parts: int, seconds: float) -> Timed:
+    def _row(self, step: Call | Operation, parts: int, seconds: float, sizes: Mapping[DimExpr, int]) -> Timed:
         if isinstance(step, Operation):
-            return Timed(step.name, str(step.location), _types(step), seconds, None, 1, is_host_step=True)
-        place, types = ("", "") if step.op is None else (str(step.op.location), _types(step.op))
+            return Timed(step.name, _place(step), _types(step, sizes), seconds, None, 1, is_host_step=True)
+        place, types = ("", "") if step.op is None else (_place(step.op), _types(step.op, sizes))
         operations = float(step.operations) if isinstance(step.operations, int | float) else None
         return Timed(step.kernel.name, place, types, seconds, operations, parts)
 
 
-def _types(op: Operation) -> str:
+def sizes_of(module: Module, feeds: Mapping[str, Any]) -> dict[DimExpr, int]:
+    """The sizes that dims of the inputs have in a run on `feeds`."""
+    found = {}
+    for value in module.main.block.arguments:
+        array, shape = feeds.get(str(value.name)), getattr(value.type, "shape", None)
+        if array is not None and shape is not None:
+            pairs = zip(shape, np.shape(array), strict=False)
+            found.update({dim: size for dim, size in pairs if not isinstance(dim, int) and is_symbol(dim)})
+    return found
+
+
+def _place(op: Operation) -> str:
+    """The nodes of the model that `op` computes: `"/enc/MatMul"#7, "/enc/Add"#8`."""
+    return ", ".join(map(str, op.location.leaves()))
+
+
+def _types(op: Operation, sizes: Mapping[DimExpr, int]) -> str:
     """`f32[64, 784], f32[784, 10] -> f32[64, 10]`"""
-    operands, results = (", ".join(str(value.type) for value in values) for values in (op.operand_values, op.results))
-    return f"{operands} -> {results}"
+    found = ([str(with_symbols(value.type, sizes)) for value in values] for values in (op.operand_values, op.results))
+    return " -> ".join(map(", ".join, found))

@@ -24,7 +24,7 @@ from ...graph.module import Module
 from ...graph.rewriter import Rewriter
 from ...graph.types import TensorType
 from .executable import CpuExecutable, is_control_flow
-from .profile import Recorder, Timed
+from .profile import Recorder, Timed, sizes_of
 from .program import Program
 from .runtime import pool
 from .segment import Segment
@@ -108,7 +108,7 @@ class StepExecutable(CpuExecutable):
         twin.__dict__.update(self.__dict__, _recorder=(recorder := Recorder(clock)))
         for _ in range(runs):
             twin.update(own, (self._loss,), lambda loss: None)
-        return recorder.rows()
+        return recorder.rows(sizes_of(self.module, own))
 
     def _planned(self, program: Program) -> _Plan | None:
         """What a step with this program has to know; None if some outputs were known before it runs."""

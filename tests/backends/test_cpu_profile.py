@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +28,14 @@ def test_each_call_is_timed_and_named() -> None:
     rows = executable.profile({"x": np.ones((3, 8), np.float32)}, runs=3)
     assert [row.kernel.split("_")[0] for row in rows] == ["gemm", "softmax"]
     assert all(row.seconds > 0 and not row.is_host_step for row in rows)
-    assert rows[0].types == "f32[n, 8], f32[8, 4] -> f32[n, 4]"
+    assert rows[0].types == "f32[3, 8], f32[8, 4] -> f32[3, 4]"
+    assert all(re.fullmatch(r'"[^"]+":\d+(, "[^"]+":\d+)*', row.place) for row in rows), rows
     assert executable.run({"x": np.ones((3, 8), np.float32)})["y"].shape == (3, 4)
     title, head, *lines = str(rows).splitlines()
     assert title.startswith("2 steps, ")
     assert head.split() == ["ms", "%", "Gop/s", "kernel,", "types,", "place"]
     assert len(lines) == 2
-    assert any("f32[n, 8], f32[8, 4] -> f32[n, 4]" in line for line in lines)
+    assert any("f32[3, 8], f32[8, 4] -> f32[3, 4]" in line for line in lines)
 
 
 def test_host_steps_are_timed_too() -> None:

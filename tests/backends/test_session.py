@@ -180,6 +180,8 @@ def test_errors_are_ours_and_name_the_trouble(tmp_path: Path) -> None:
         session.run(None, {**FEEDS, "x": np.zeros((2, 1, 4), F32)})
     with pytest.raises(UsageError, match="no output 'z'"):
         session.run(["z"], FEEDS)
+    with pytest.raises(UsageError, match=r"a list of names, \['y'\], not 'y'"):
+        session.run("y", FEEDS)
     with pytest.raises(UsageError, match="no target called 'abacus'"):
         InferenceSession(model(), target="abacus")
     with pytest.raises(UsageError, match="not from int"):

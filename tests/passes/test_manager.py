@@ -236,6 +236,12 @@ def test_a_part_of_a_name_finds_rules(name: str, rule: str) -> None:
         registry.rule_class(name)
 
 
+def test_a_letter_finds_no_more_rules_than_one_reads() -> None:
+    with pytest.raises(UsageError, match=r"did you mean .* or one of \d+ more\?") as raised:
+        registry.rule_class("x")
+    assert str(raised.value).count(" or ") == registry.MOST_HINTS
+
+
 def test_a_name_can_be_taken_once() -> None:
     with pytest.raises(UsageError, match="a pass called 'broken' already"):
         registry.register(Broken)
