@@ -1,9 +1,11 @@
-"""Planning kernels that read images between their elements."""
+"""Planning kernels that read images between their elements, or add up parts of them."""
 
 from __future__ import annotations
 
 from ...graph.core import Operation
+from ...graph.kernel.index_ops import block_places
 from ...graph.kernel.tracing import apply
+from .kernels.columns import Columns, build_columns, columns_arguments, columns_pieces
 from .kernels.max_roi_pool import MaxRoiPool, build_max_roi_pool, max_roi_pool_arguments, max_roi_pool_units
 from .kernels.roi_align import RoiAlign, build_roi_align, roi_align_arguments, roi_align_units
 from .kernels.sample import Sample, build_sample, sample_arguments, sample_units
@@ -105,3 +107,28 @@ def plan_sample(planner: Planner, op: Operation) -> None:
         given |= {f"{name}_outer{axis}": stride for axis, stride in enumerate(view.strides)}
     units = apply(sample_units, y.shape[0], *y.shape[2:])
     planner.call(compiled, sample_arguments(kernel), given, units, 32.0 * y.layout.size)
+
+
+@plans("kernel.columns_to_image")
+def plan_columns(planner: Planner, op: Operation) -> None:
+    """The columns as they lie, if their places do so in order."""
+    x, y = planner.view(op.operand_values[0]), planner.new(op.result)
+    if not x.layout.size:
+        clear(planner, y)
+        return
+    image, block = (planner.known(value).tolist() for value in op.operand_values[1:])
+    strides, dilations, pads = (tuple(op.attr(name)) for name in ("strides", "dilations", "pads"))
+    places = block_places(image, block, strides, dilations, pads)
+    sizes = (stride_sizes(x.strides, planner.static), stride_sizes(y.strides, planner.static))
+    kernel = Columns(x.dtype, tuple(block), strides, dilations, pads[: len(block)], *sizes)
+    machine = planner.machine
+    compiled = planner.library.get(("columns", kernel), lambda name: build_columns(name, kernel, machine), "columns")
+    pieces = apply(columns_pieces, planner.threads, *y.shape)
+    given: dict[str, Argument] = {"channels": y.shape[1], "pieces": pieces}
+    given |= {f"size{axis}": size for axis, size in enumerate(image)}
+    given |= {f"places{axis}": count for axis, count in enumerate(places)}
+    for name, view in (("x", x), ("y", y)):
+        given[name] = planner.buffer(view)
+        given |= {f"{name}_outer{axis}": stride for axis, stride in enumerate(view.strides)}
+    units = y.shape[0] * y.shape[1] * pieces if y.layout.size else 0
+    planner.call(compiled, columns_arguments(kernel), given, units, 2.0 * x.layout.size)

@@ -5,6 +5,7 @@ They mean what ONNX's operators of like names mean; attributes are called as the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -155,6 +156,36 @@ class Pad(AsInOnnx):
             if op.attr("mode") != "constant" and whole and size + min(before, 0) + min(after, 0) <= 0:
                 raise ValueError(f"there is nothing of {list(shapes[0])} to repeat in pads {widths}")
         return [sizes]
+
+
+@op("columns_to_image", domain="kernel")
+class ColumnsToImage(AsInOnnx):
+    """Blocks [n, c * product(block), places] added up at their places in images [n, c, *image]."""
+
+    onnx = "Col2Im"
+    inputs = ("x", "image", "block")
+    attributes: ClassVar[dict[str, Any]] = {"strides": (), "dilations": (), "pads": ()}
+    known_operands = (1, 2)
+
+    def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
+        x, image, block = shapes[0], [int(size) for size in known(1)], [int(size) for size in known(2)]
+        strides, dilations, pads = (tuple(op.attr(name)) for name in ("strides", "dilations", "pads"))
+        places = block_places(image, block, strides, dilations, pads)
+        taps = math.prod(block)
+        if len(x) != 3 or not taps or x[1] % taps or x[2] != math.prod(places):
+            raise ValueError(f"columns {list(x)} of blocks {block} at {list(places)} places of an image {image}")
+        return [(x[0], x[1] // taps, *image)]
+
+
+def block_places(
+    image: Sequence[int], block: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Sequence[int]
+) -> tuple[int, ...]:
+    """At how many places along each dim a block fits into a padded image."""
+    rank = len(image)
+    return tuple(
+        max(0, (image[a] + pads[a] + pads[a + rank] - dilations[a] * (block[a] - 1) - 1) // strides[a] + 1)
+        for a in range(rank)
+    )
 
 
 @op("tile", domain="kernel")

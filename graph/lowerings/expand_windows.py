@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,10 +10,12 @@ import numpy as np
 
 from ..builder import OpBuilder
 from ..core import Operation, Value
+from ..kernel.index_ops import block_places
 from ..ops.convolution import Window
 from ..types import TensorType
 from .builder import constant_ints, dtype_of, is_native, rank_of, tensor_type
 from .expansions import expands
+from .indexing import are_side_by_side
 
 _WINDOW = ("strides", "pads", "dilations", "auto_pad")
 
@@ -167,32 +168,19 @@ def max_unpool(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
 
 @expands("Col2Im")
 def col2im(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
-    """Sums of what the blocks hold for each place, by scattering; what lies outside goes to a place that is cut off."""
+    """Blocks side by side are moved to their places; what pads cut off, and what no block reaches, is put right."""
     x = op.operand_values[0]
     shape, image, block = _static(x), constant_ints(op.input(1)), constant_ints(op.input(2))
-    if shape is None or image is None or block is None or not dtype_of(x).is_float:
+    if shape is None or image is None or block is None or not are_side_by_side(op, block):
         return None
     rank = len(image)
-    strides, dilations = op.attr("strides") or (1,) * rank, op.attr("dilations") or (1,) * rank
-    pads = op.attr("pads") or (0,) * (2 * rank)
-    axes = []
-    for axis, size in enumerate(image):
-        reach = dilations[axis] * (block[axis] - 1) + 1
-        count = (size + pads[axis] + pads[axis + rank] - reach) // strides[axis] + 1
-        starts = np.arange(count) * strides[axis] - pads[axis]
-        axes.append(np.arange(block[axis])[:, None] * dilations[axis] + starts)
-    taps, places = math.prod(block), math.prod(len(axis[0]) for axis in axes)
-    target = np.zeros((taps, places), np.int64)
-    outside = math.prod(image)
-    for row, tap in enumerate(itertools.product(*map(range, block))):
-        for column, place in enumerate(itertools.product(*[range(axis.shape[1]) for axis in axes])):
-            found = [axes[a][i, j] for a, (i, j) in enumerate(zip(tap, place, strict=True))]
-            inside = all(0 <= f < n for f, n in zip(found, image, strict=True))
-            target[row, column] = np.ravel_multi_index(found, image) if inside else outside
-    batch, channels = shape[0], shape[1] // taps
-    parts = b.reshape(x, np.array([batch, channels, taps * places]))
-    index = np.broadcast_to(target.reshape(-1), (batch, channels, taps * places)).copy()
-    zeros = b.const(np.zeros((batch, channels, outside + 1), dtype_of(x).numpy))
-    summed = b.scatter_elements(zeros, b.const(index), parts, axis=2, reduction="add")
-    cut = b.slice(summed, np.array([0]), np.array([outside]), np.array([2]))
-    return [b.reshape(cut, np.array([batch, channels, *image]))]
+    pads = tuple(op.attr("pads") or (0,) * (2 * rank))
+    places = block_places(image, block, block, (1,) * rank, pads)
+    apart = b.reshape(x, np.array([shape[0], shape[1] // math.prod(block), *block, *places]))
+    order = [axis + offset for axis in range(rank) for offset in (2 + rank, 2)]
+    whole = [count * size for count, size in zip(places, block, strict=True)]
+    laid = b.reshape(b.transpose(apart, perm=[0, 1, *order]), np.array([*shape[:1], -1, *whole]))
+    after = [image[axis] + pads[axis] - whole[axis] for axis in range(rank)]
+    if not any((*pads[:rank], *after)):
+        return [laid]
+    return [b.pad(laid, np.array([0, 0, *(-pad for pad in pads[:rank]), 0, 0, *after]))]

@@ -55,6 +55,34 @@ def pad(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     return _same(op, k, "pad", "mode")
 
 
+@lowers("Col2Im")
+def columns_to_image(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    """Of any image, blocks whose size is known; wide ones side by side are but moved."""
+    block = constant_ints(op.input(2))
+    if not all_native(op) or dtype_of(op.result) is bool_ or not block or are_side_by_side(op, block):
+        return None
+    rank = len(block)
+    attributes: dict[str, Any] = {
+        "strides": op.attr("strides") or (1,) * rank,
+        "dilations": op.attr("dilations") or (1,) * rank,
+        "pads": op.attr("pads") or (0,) * (2 * rank),
+    }
+    return [k.kernel("columns_to_image", op.operands, op.result.type, **attributes)]
+
+
+# Blocks that are wider than this are moved; narrower ones are faster laid between each other by the kernel.
+_NARROW = 4
+
+
+def are_side_by_side(op: Operation, block: Sequence[int]) -> bool:
+    """Whether wide blocks of a Col2Im neither overlap nor leave a gap, and it is known how many there are."""
+    rank = len(block)
+    strides, dilations = op.attr("strides") or (1,) * rank, op.attr("dilations") or (1,) * rank
+    is_known = tensor_type(op.operand_values[0]).is_static and constant_ints(op.input(1)) is not None
+    is_wide = block[-1] > _NARROW
+    return is_known and is_wide and tuple(strides) == tuple(block) and all(gap == 1 for gap in dilations)
+
+
 @lowers("Tile")
 def tile(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     return _same(op, k, "tile")
