@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ class Product:
     """Stacks of matrices as views of one batch: a [batch, m, k], b [batch, k, n], c and extras [batch, m, n].
 
     `weight` is the constant behind b if that is one constant matrix, or parts of one; `static` says that m is the same
-    in every run.
+    in every run, though there may be more or fewer matrices.
     """
 
     a: View
@@ -65,7 +66,7 @@ def plan_gemm(planner: Planner, op: Operation) -> None:
     weight = planner.constant_behind(right) if b.layout.rank == 2 else None
     product = Product(
         a.broadcast((*shape[:-2], *a.shape[-2:])), b.broadcast((*shape[:-2], *b.shape[-2:])), c,
-        extras, weight, planner.is_static(op.result),
+        extras, weight, planner.is_fixed([left, right, op.result], [a, b, c, *extras], 2),
     )  # fmt: skip
     multiply(planner, op, product)
 
@@ -102,8 +103,10 @@ def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
     b_k, b_column = int(b.strides[-2]) if static_m else b.strides[-2], int(b.strides[-1])
     fixed = static_m or is_weight
     fixed_k = fixed or computed_in(dtype) is not dtype  # sums of narrow floats are not stored in parts
+    sizes: Sequence[Any] = batch  # some may be numbers of a trace
+    count = math.prod(size for size in sizes if isinstance(size, int))
     tiling = choose_tiling(
-        machine, dtype, m if static_m else None, n if fixed else None, k if fixed_k else None, math.prod(batch),
+        machine, dtype, m if static_m else None, n if fixed else None, k if fixed_k else None, count,
         is_weight, b_column, b_k, a_row, planner.threads,
     )  # fmt: skip
     space = collapse(batch, [view.layout.strides[:-2] for view in (product.a, b, product.c, *product.extras)])
@@ -203,7 +206,8 @@ def _as_one_matrix(planner: Planner, product: Product) -> Product:
         for view, strides in zip(views, space.strides, strict=True)
     ]
     b = product.b.seen(Strided(product.b.shape[-2:], product.b.strides[-2:], product.b.layout.offset))
-    return replace(product, a=flat[0], b=b, c=flat[1], extras=tuple(flat[2:]))
+    is_static = product.static and isinstance(space.extents[0], int)
+    return replace(product, a=flat[0], b=b, c=flat[1], extras=tuple(flat[2:]), static=is_static)
 
 
 def _advances_evenly(views: Sequence[View]) -> bool:

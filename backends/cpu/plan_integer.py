@@ -185,12 +185,14 @@ def plan_integer_conv(planner: Planner, op: Operation) -> None:
         x = padded(planner, x, geometry, order, x_zero)
         y = planner.new(op.result, order)
         operands = [readable(planner, planner.view(value).broadcast(shape)) for value in extras_of(op)]
-        convolve_depthwise(planner, op, geometry, x, y, operands, static)
+        fixed = planner.is_fixed([op.result, source], [x, y, *operands], 3)
+        convolve_depthwise(planner, op, geometry, x, y, operands, fixed)
         return
     if x.strides[1] != 1 and x.shape[1] > 1:
         x = planner.copied(x, order)
     y = planner.new(op.result, order)
     extras = [_even(planner, planner.view(value).broadcast(shape)) for value in extras_of(op)]
+    fixed = planner.is_fixed([op.result, source], [x, y, *extras], 3)
     outputs, k, n = shape[1], math.prod(planner.shape(weight)[1:]), shape[1] // groups
     matrices = [_by_group(view, groups, n) for view in (_lines(y), *map(_pixels, extras))]
     b, constant = _filters(planner, weight, groups)
@@ -205,12 +207,12 @@ def plan_integer_conv(planner: Planner, op: Operation) -> None:
         patches, sizes = None, None
     else:
         a = _by_group(_images(x), groups, x.shape[1] // groups)
-        patches, sizes = _patches(x, y, geometry, groups, static)
+        patches, sizes = _patches(x, y, geometry, groups, fixed)
     c, *others = matrices
     lines = None
     if flat_pixels(y.layout.transposed(order)) is None:
         numbers = {"pixels": shape[3], "rows": shape[2], "line": y.strides[2], "image": y.strides[0]}
-        lines = Lines(*(_known(number, static) for number in numbers.values()))
+        lines = Lines(*(_known(number, fixed) for number in numbers.values()))
         sizes = {**(sizes or {}), **{f"c_{name}": number for name, number in numbers.items()}}
     factors = Factors(a, b, c, tuple(others), a_zero, b_zero, constant, static, patches, sizes, lines)
     if groups > 1 and column:  # zero points that differ from filter to filter

@@ -196,7 +196,7 @@ def plan_conv(planner: Planner, op: Operation) -> None:
     extras = [readable(planner, planner.view(value).broadcast(shape)) for value in extras_of(op)]
     if geometry.is_pointwise and groups == 1 and not is_planar and as_matrix(planner, op, x, y, extras, weight):
         return
-    static = planner.is_static(op.result) and planner.is_static(source)
+    static = planner.is_fixed([op.result, source], [x, y, *extras], len(shape) - 1)
     if groups > 1 and channels == 1 and groups == y.shape[1]:
         convolve_depthwise(planner, op, geometry, x, y, extras, static)
     else:
@@ -399,7 +399,7 @@ def plan_conv_transpose(planner: Planner, op: Operation) -> None:
     x = padded(planner, planner.view(source), Geometry((), (), (), low, high), order)
     y = planner.new(op.result, order)
     extras = [readable(planner, planner.view(value).broadcast(shape)) for value in extras_of(op)]
-    static = planner.is_static(op.result) and planner.is_static(source)
+    static = planner.is_fixed([op.result, source], [x, y, *extras], len(shape) - 1)
     groups, constant = int(op.attr("group")), planner.constant_behind(weight)
     for phase in phases:
         first, extents = phase.first[3 - rank :], phase.extents[3 - rank :]
@@ -520,7 +520,7 @@ def plan_pool(planner: Planner, op: Operation) -> None:
         x = planner.copied(x, order)
     y = planner.new(op.result, order)
     extras = [readable(planner, planner.view(value).broadcast(shape)) for value in extras_of(op)]
-    static = planner.is_static(op.result) and planner.is_static(source)
+    static = planner.is_fixed([op.result, source], [x, y, *extras], len(shape) - 1)
     places, machine = three(shape[2:]), planner.machine
     planes, rows, pixels = places_of(places, static)
     pool = Pool(

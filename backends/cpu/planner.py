@@ -163,10 +163,11 @@ def _parts(threads: int, units: int, operations: float) -> int:
 
 def has_plan(op: Operation) -> bool:
     """Whether a kernel can be planned here; views need no planner of their own."""
-    from . import planners  # noqa: F401 - registers them
+    from .planners import register
 
     if isinstance(op.definition, ViewOp):
         return True
+    register(op.name)
     accepts = _ACCEPTS.get(op.name)
     return op.name in _PLANS and (accepts is None or accepts(op))
 
@@ -207,6 +208,8 @@ class Planner:
         self.library, self.machine, self.threads = shared.library, shared.library.machine, shared.threads
         # Whether there is only one plan, so that kernels may be made for its sizes.
         self.static = not segment.known and all(self.is_static(value) for value in segment.inputs)
+        # Whether the sizes of inputs are numbers of a trace, and what stays a plain number follows from none of them.
+        self.traced = any(isinstance(size, Number) for shape in shapes for size in shape)
         self.calls: list[Call] = []
         self._planned: Operation | None = None
         # Outputs whose kernels need memory apart from that of the inputs until they are done.
@@ -215,6 +218,7 @@ class Planner:
         self.shapes: dict[Value, Shape] = dict(zip(segment.inputs, shapes, strict=True))
         self.halos: dict[Storage, tuple[Strided, Halo]] = {}
         self._known: dict[Value, np.ndarray | TracedArray] = dict(values)
+        self._from_constants: dict[Value, bool] = {}
         self._views: dict[Value, View] = {}
         self._constants: dict[int, tuple[np.ndarray | TensorData, Storage]] = {}
         self._wanted: dict[Value, Halo] = {}
@@ -224,12 +228,13 @@ class Planner:
 
     def plan(self) -> None:
         """Find all sizes, then all layouts and calls."""
-        from .plan_windows import wanted_halo
-
         for op in self.segment.ops:
             self._located(op, self._measure)
         for op in self.segment.ops:
-            wanted_halo(self, op)
+            if op.name in _READ_AROUND:
+                from .plan_windows import wanted_halo
+
+                wanted_halo(self, op)
         self._find_homes()
         for op in self.segment.ops:
             if isinstance(op.definition, ViewOp):
@@ -265,14 +270,36 @@ class Planner:
         root = value
         while root.producer is not None and isinstance(root.producer.definition, ViewOp):
             root = root.producer.operand_values[0]
-        # What follows from constants is one where there is only one plan.
-        is_constant = data_of(root) is not None or (self.static and self.is_known(root))
+        # What follows from sizes is one where there is only one plan.
+        is_constant = self._follows_from_constants(root) or (self.static and self.is_known(root))
         is_same = is_constant and self.view(root).storage is view.storage
         return root if is_same else None
+
+    def _follows_from_constants(self, value: Value) -> bool:
+        """Whether the elements are the same in every run: those of weights that are stored as bytes, say."""
+        producer = value.producer
+        if producer is None or data_of(value) is not None:
+            return producer is not None
+        if value not in self._from_constants:
+            self._from_constants[value] = value in self._known and all(
+                self._follows_from_constants(operand) for operand in producer.operand_values
+            )
+        return self._from_constants[value]
 
     def is_static(self, value: Value) -> bool:
         """Whether all sizes of the value are the same in every run, so that code can be made for them."""
         return isinstance(value.type, TensorType) and value.type.is_static
+
+    def is_fixed(self, values: Sequence[Value], views: Sequence[View], last: int) -> bool:
+        """Whether the `last` dims of all values have the same sizes in every run, and those of the views the same
+        strides, so that code can be made for them: of an image, say, in a batch of any size."""
+        if all(self.is_static(value) for value in values):
+            return True
+        if not self.traced or self.segment.known:
+            return False  # strides that look like numbers may be others in the next run
+        shapes = [value.type.shape for value in values if isinstance(value.type, TensorType)]
+        are_declared = all(shape is not None and all(isinstance(n, int) for n in shape[-last:]) for shape in shapes)
+        return are_declared and all(isinstance(stride, int) for view in views for stride in view.strides[-last:])
 
     def view(self, value: Value) -> View:
         """Where the value lies."""
@@ -539,6 +566,8 @@ def _possible(shape: Shape, dtype: DType) -> Shape:
     return shape
 
 
+# Kernels that may ask for room around an image.
+_READ_AROUND = frozenset({"kernel.conv", "kernel.integer_conv"})
 # Kernels that can write a result with gaps between its rows.
 _WRITE_STRIDED = frozenset({
     "kernel.map", "kernel.conv", "kernel.gemm", "kernel.pool", "kernel.integer_gemm", "kernel.integer_conv"

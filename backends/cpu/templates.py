@@ -34,7 +34,7 @@ class Templates:
     def __init__(self, shared: Shared, segment: Segment, values: Mapping[Value, np.ndarray]) -> None:
         self._shared, self._segment, self._values = shared, segment, values
         self._found: list[_Template] = []
-        self._wanted = MOST_TEMPLATES
+        self._is_traceable = True
 
     def program(self, shapes: Sequence[Shape]) -> Program:
         """The plan for inputs of these shapes. Raises ExecutionError if the model cannot run with them."""
@@ -44,16 +44,17 @@ class Templates:
             program = template.program(sizes)
             if program is not None:
                 return program
-        if varying and self._wanted:
-            self._wanted -= 1
+        if varying and self._is_traceable:
             try:
                 template = self._trace(shapes, varying, sizes)
             except TilewrightError:
                 raise
             except Exception:  # a planner that does something with numbers that cannot be traced
-                self._wanted = 0
+                self._is_traceable = False
             else:
-                self._found.append(template)
+                # One more that is not kept has the same kernels as those that are.
+                if len(self._found) < MOST_TEMPLATES:
+                    self._found.append(template)
                 return template.first
         return self._planned(shapes)
 

@@ -76,9 +76,10 @@ def strides(layout: str, m: int, n: int, k: int, static: bool) -> dict[str, Any]
 @pytest.mark.parametrize("layout", ["nn", "tn", "nt", "tt"])
 @pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize(("pack_a", "b_packed"), [(False, True), (True, True), (False, False), (True, False)])
-def test_layouts(layout: str, static: bool, pack_a: bool, b_packed: bool) -> None:
+@pytest.mark.parametrize("few_heights", [False, True])
+def test_layouts(layout: str, static: bool, pack_a: bool, b_packed: bool, few_heights: bool) -> None:
     m, n, k = 7, 11, 9
-    tiling = Tiling(rows=3, vectors=2, lanes=4, depth=5, block=6, pack_a=pack_a)
+    tiling = Tiling(rows=3, vectors=2, lanes=4, depth=5, block=6, pack_a=pack_a, few_heights=few_heights)
     sizes = dict(zip("mnk", (m, n, k) if static else (None,) * 3, strict=True))
     gemm = Gemm(**sizes, dtype=f32, b_packed=b_packed, **strides(layout, m, n, k, static))
     a, b = matrices(m, n, k, f32)
@@ -90,10 +91,11 @@ def test_layouts(layout: str, static: bool, pack_a: bool, b_packed: bool) -> Non
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", [f32, f64], ids=str)
-def test_every_edge_of_the_machine_s_own_tile(dtype: DType, width: int) -> None:
-    tiling = choose_tiling(machine_of_width(width), dtype, None, None, None)
+@pytest.mark.parametrize("packed", [True, False])
+def test_every_edge_of_the_machine_s_own_tile(dtype: DType, width: int, packed: bool) -> None:
+    tiling = choose_tiling(machine_of_width(width), dtype, None, None, None, packed=packed, b_column=1)
     tiling = replace(tiling, depth=16, block=2 * tiling.rows)
-    gemm = Gemm(None, None, None, dtype, None, 1, None)
+    gemm = Gemm(None, None, None, dtype, None, 1, None, b_packed=packed, b_column=1)
     module = build_gemm("product", gemm, tiling)
     edges_m = (1, 2, tiling.rows - 1, tiling.rows, tiling.rows + 1, 5 * tiling.rows + 3)
     edges_n = (1, tiling.lanes, tiling.columns - 1, tiling.columns, 2 * tiling.columns + 3)

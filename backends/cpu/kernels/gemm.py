@@ -18,7 +18,9 @@ fits into that cache, tiles prefetch the rows of A for the tile that follows, to
 several panels wide, and the memory decides.
 
 Rows of C are shared out evenly among tiles, so that 128 rows are ten tiles of 13 or 12 rather than nine of 14 and one
-of 2. Strides and sizes are numbers where they are known, and arguments of the kernel where they are not.
+of 2. Where their number is not known, that takes code for each height, most of a second to compile. With a small or a
+copied B, full tiles and then lower and lower ones are hardly slower, and take a tenth of it. Strides and sizes are
+numbers where they are known, and arguments of the kernel where they are not.
 """
 
 from __future__ import annotations
@@ -51,6 +53,9 @@ _SHORT = 256
 # As many columns pay for copying an A whose rows are its contiguous dim.
 _TURNED_COLUMNS = 64
 _LINE, _WAYS = 64, 16
+# With so many numbers in B, tiles of few different heights do for any number of rows: it stays near the registers.
+_SMALL_RIGHT = 1 << 16
+_LOW_TILE = 8
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,9 @@ class Tiling:
     `rows` x `vectors` registers of sums for each of `panels` panels; `depth` steps of k at a time; `block` rows of A at
     a time. `unroll` steps are written out in the innermost loop; `spread` is how many cache lines of the next strip are
     prefetched for them, by each tile another part of it. B is also prefetched `ahead` steps before it is used, A with
-    `fetch_a` one tile before. `pack_a` copies A before it is used, `copy_b` each strip of a B that is not packed.
+    `fetch_a` one tile before. `pack_a` copies A before it is used, `copy_b` each strip of a B that is not packed. With
+    `few_heights` tiles are full, and those of half the height, and half of that, do what is left; else rows are shared
+    out evenly.
     """
 
     rows: int
@@ -75,6 +82,7 @@ class Tiling:
     panels: int = 1
     pack_a: bool = False
     copy_b: bool = True
+    few_heights: bool = False
 
     @property
     def columns(self) -> int:
@@ -149,6 +157,9 @@ def choose_tiling(
             blocks = max(blocks, threads)
         block = min(block, max(least, -(-m // blocks)))
     tiling = Tiling(rows, vectors, lanes, depth, block, unroll=4 if m is not None else 2, pack_a=turned)
+    if m is None and (not packed or (n is not None and k is not None and n * k <= _SMALL_RIGHT)):
+        low = min(rows, _LOW_TILE)
+        return replace(tiling, rows=low, block=block // low * low, few_heights=True)
     if not packed:
         direct = b_column == 1 and m is not None and m <= _DIRECT_ROWS and _stays(machine, b_k, depth, element)
         return replace(tiling, copy_b=False, ahead=_DIRECT_AHEAD) if direct else tiling
@@ -307,7 +318,10 @@ class _GemmBuilder:
 
     def tile_rows(self, place: _Place, tile: Operand) -> tuple[Operand, Operand]:
         """The first row of a tile, counted from the block's, and how many it has."""
-        b = self.b
+        b, most = self.b, self.tiling.rows
+        if self.tiling.few_heights:
+            first = b.mul(tile, most)
+            return first, b.min(b.sub(place.rows, first), most)
         first = b.div(b.mul(tile, place.rows), place.tiles)
         return first, b.sub(b.div(b.mul(b.add(tile, 1), place.rows), place.tiles), first)
 
@@ -327,27 +341,53 @@ class _GemmBuilder:
         column = b.mul(group, tiling.columns * tiling.panels)
         columns = b.min(b.sub(self.size("n"), column), tiling.columns * tiling.panels)
         strip = self.strip(place, group, column, columns, start, depth)
+        here = _Group(place, strip, column, columns, start, depth)
+        if tiling.few_heights:
+            self.full_tiles(here)
+            return
         with b.loop(0, place.tiles) as tile:
             first, rows = self.tile_rows(place, tile)
-            target = b.view(place.c, b.add(b.mul(first, self.size("c_row")), column))
-            if tiling.pack_a:
-                size = strip_size(tiling.rows, tiling.depth, self.gemm.dtype, tiling.lanes)
-                source = b.view(self.a_scratch, b.mul(tile, size))
-            else:
-                source = b.view(place.a, b.add(b.mul(first, self.size("a_row")), b.mul(start, self.size("a_k"))))
-            given: dict[str, Operand] = {"a": source, "b": strip, "c": target, "depth": depth, "columns": columns}
-            # Each tile prefetches its part of the strip that comes next.
-            part = b.mul(tile, b.mul(b.div(depth, tiling.unroll), self.tiles.line * tiling.spread))
-            given["next"] = b.add(b.mul(self.size("k"), tiling.columns * tiling.panels), part)
-            given["more"], given["last"] = b.lt(0, start), b.le(self.size("k"), b.add(start, tiling.depth))
-            row = b.add(place.first, first)
-            for operand in self.gemm.epilogue.operands:
-                stride: Operand = b[f"{operand.name}_row"] if operand.row is None else operand.row
-                offset: Operand = b.add(b.mul(row, stride), b.mul(column, operand.column))
-                if self.gemm.batched:
-                    offset = b.add(offset, b.mul(place.batch, b[f"{operand.name}_batch"]))
-                given[operand.name] = b.view(b[operand.name], offset)
-            self.tiles.call(rows, given)
+            self.tiles.call(rows, self.given(here, tile, first))
+
+    def full_tiles(self, here: _Group) -> None:
+        """Tiles of the full height, and then of the next lower ones."""
+        b = self.b
+        done: Operand = 0
+        for height in self.tiles.heights()[::-1]:
+            count = b.div(b.sub(here.place.rows, done), height)
+            with b.loop(0, count) as index:
+                first = b.add(done, b.mul(index, height))
+                self.tiles.call(height, self.given(here, b.div(first, self.tiling.rows), first))
+            done = b.add(done, b.mul(count, height))
+
+    def given(self, here: _Group, tile: Operand, first: Operand) -> dict[str, Operand]:
+        """What a tile is given whose first row is `first`; `tile` full ones come before it."""
+        b, tiling, place = self.b, self.tiling, here.place
+        target = b.view(place.c, b.add(b.mul(first, self.size("c_row")), here.column))
+        if tiling.pack_a:
+            size = strip_size(tiling.rows, tiling.depth, self.gemm.dtype, tiling.lanes)
+            at = b.mul(tile, size)
+            if tiling.few_heights:
+                at = b.add(at, b.sub(first, b.mul(tile, tiling.rows)))
+            source = b.view(self.a_scratch, at)
+        else:
+            source = b.view(place.a, b.add(b.mul(first, self.size("a_row")), b.mul(here.start, self.size("a_k"))))
+        given: dict[str, Operand] = {
+            "a": source, "b": here.strip, "c": target, "depth": here.depth, "columns": here.columns
+        }  # fmt: skip
+        # Each tile prefetches its part of the strip that comes next.
+        part = b.mul(tile, b.mul(b.div(here.depth, tiling.unroll), self.tiles.line * tiling.spread))
+        given["next"] = b.add(b.mul(self.size("k"), tiling.columns * tiling.panels), part)
+        given["more"] = b.lt(0, here.start)
+        given["last"] = b.le(self.size("k"), b.add(here.start, tiling.depth))
+        row = b.add(place.first, first)
+        for operand in self.gemm.epilogue.operands:
+            stride: Operand = b[f"{operand.name}_row"] if operand.row is None else operand.row
+            offset: Operand = b.add(b.mul(row, stride), b.mul(here.column, operand.column))
+            if self.gemm.batched:
+                offset = b.add(offset, b.mul(place.batch, b[f"{operand.name}_batch"]))
+            given[operand.name] = b.view(b[operand.name], offset)
+        return given
 
     def strip(
         self, place: _Place, group: Operand, column: Operand, columns: Operand, start: Operand, depth: Operand
@@ -377,3 +417,16 @@ class _Place:
     a: Value
     b: Value
     c: Value
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A group of panels, of so many `columns` from `column` on, at a block of rows, and `depth` steps of k from `start`
+    on; `strip` is B's part."""
+
+    place: _Place
+    strip: Value
+    column: Operand
+    columns: Operand
+    start: Operand
+    depth: Operand

@@ -54,7 +54,8 @@ class TileFunctions:
 
     def call(self, rows: Operand, given: Mapping[str, Operand]) -> None:
         """Call the function for tiles of `rows`, found by halving. Strides need not be given."""
-        b, heights = self.b, self.heights()
+        b = self.b
+        heights = [rows] if isinstance(rows, int) else self.heights()
         passed = [
             b.value(given[name], type) if name in given else b[name] for name, type in self._arguments.items()
         ]  # fmt: skip
@@ -69,8 +70,11 @@ class TileFunctions:
         choose(0, len(heights))
 
     def heights(self) -> list[int]:
-        """The heights that tiles can have: two neighbours where the number of rows is known, else all."""
+        """The heights that tiles can have: two neighbours where the number of rows is known, else all or, with
+        `few_heights`, halves of halves."""
         m, tiling = self.gemm.m, self.tiling
+        if tiling.few_heights:
+            return [height for power in range(tiling.rows.bit_length(), -1, -1) if (height := tiling.rows >> power)]
         if m is None or m == 0:
             return list(range(1, tiling.rows + 1))
         found = set()
