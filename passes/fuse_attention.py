@@ -121,8 +121,11 @@ class _Fusion:
         query, key, value = (choice.build(b) for choice in site.operands.choices)
         if site.operands.broadcast:
             key, value = (self._for_batch_of(query, each) for each in (key, value))
-        for each in (key, value):
-            self._give_length(each, site.operands.dims[-1])
+        if site.mask is not None and site.mask.repeats_key:
+            key = self._for_keys_of(site.mask.terms[0].value, key)
+        else:
+            for each in (key, value):
+                self._give_length(each, site.operands.dims[-1])
         attributes: dict[str, object] = {"scale": _rounded(site.scale, query)}
         if not _is_usable_scale(site.scale, query):
             query = b.mul(query, b.const(np.asarray(site.scale, _dtype(query))))
@@ -162,6 +165,13 @@ class _Fusion:
             wide = b.expand(value, b.concat(b.shape(query, start=0, end=1), ones, axis=0))
         assert isinstance(value.type, TensorType)
         self.rewriter.set_type(wide, value.type.with_shape([batch, *shape[1:]]))
+        return wide
+
+    def _for_keys_of(self, mask: Value, key: Value) -> Value:
+        """A single key as often as the mask has keys; otherwise as many keys as there are."""
+        b, ones, rank = self.b, [1] * (len(shape_of(key) or ()) - 2), len(shape_of(mask) or ())
+        length = b.shape(mask, start=rank - 1, end=rank)
+        wide: Value = b.expand(key, b.concat(np.array(ones), length, np.array([1]), axis=0))
         return wide
 
     def _give_length(self, value: Value, length: Dim) -> None:

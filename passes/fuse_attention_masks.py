@@ -30,12 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Mask:
-    """The terms that make the mask, the one that is applied first in front. `few_dims`: they have no axis of heads."""
+    """The terms that make the mask, the one that is applied first in front. `few_dims`: they have no axis of heads.
+
+    `repeats_key`: a single key is repeated where the mask is for several.
+    """
 
     terms: list[Term]
     dtype: DType
     few_dims: bool
     windows: Windows | None = None
+    repeats_key: bool = False
 
 
 def choose_mask(
@@ -63,7 +67,8 @@ def choose_mask(
     objection = _widening(scores, operands)
     if objection is not None:
         return objection
-    return Mask(terms, dtype, len(scores_dims(scores)) == 3 and not scores.reshaped, scores.windows)
+    few_dims = len(scores_dims(scores)) == 3 and not scores.reshaped
+    return Mask(terms, dtype, few_dims, scores.windows, _repeats_key(scores))
 
 
 def _is_apart(term: Term) -> bool:
@@ -88,9 +93,22 @@ def _widening(scores: Scores, operands: Operands) -> Mismatch | None:
         if after is None or not fits:
             return near("the mask may widen the scores", term.op, term.value)
         # With as many values as keys, the second product would not fit scores that were widened.
-        if prove_equal(after[-1], before[-1]) is not True and prove_equal(keys, values[-2]) is not True:
+        is_as_long = prove_equal(after[-1], before[-1]) is True or prove_equal(keys, values[-2]) is True
+        if not is_as_long and not _repeats_key(scores):
             return near("the mask may widen the scores", term.op, term.value)
     return None
+
+
+def _repeats_key(scores: Scores) -> bool:
+    """Whether the mask, which is the only one, may be for several keys where there is one: its score is repeated then,
+    as it is if that key is."""
+    values, keys = shape_of(scores.context.operands[1]), scores_dims(scores)[-1]
+    if len(scores.terms) != 1 or scores.windows is not None or scores.reshaped or values is None:
+        return False
+    wide = shape_of(scores.terms[0].op.results[0])
+    if wide is None or prove_equal(keys, values[-2]) is True or prove_equal(keys, wide[-1]) is True:
+        return False
+    return prove_equal(keys, 1) is not False
 
 
 def build_masks(

@@ -118,8 +118,20 @@ class AttentionParts:
         value = self.op.input(index)
         assert value is not None
         if index in (1, 2) and self.op.input(4) is None and len(self.op.results) == 1:
-            return _before_batch(value)
-        return value
+            value = _before_batch(value)
+        return self._before_repetition(value) if index == 1 else value
+
+    def _before_repetition(self, key: Value) -> Value:
+        """The key that an Expand repeated for each key of the mask: the mask repeats its score as well."""
+        producer, mask = key.producer, shape_of_value(self.op.input(3))
+        if producer is None or producer.name != "expand" or mask is None or len(masks_of(self.op)) != 1:
+            return key
+        inner, target = producer.input(0), self.context.symbolic(producer.input(1))
+        before = shape_of_value(inner)
+        if inner is None or before is None or target is None or len(before) != target.size:
+            return key
+        lengthens = all(dim == 1 for place, dim in enumerate(target) if place != target.size - 2)
+        return inner if lengthens and prove_equal(target[-2], mask[-1]) is True else key
 
     def _one_head(self, heads: Heads, scale: float) -> Value | None:
         """[batch, length, size] with one head are their own heads: nothing needs to be moved."""

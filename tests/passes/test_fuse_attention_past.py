@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from attention_forms import FORMS, B, D, H, cached, feeds_for, four, model_of, transposed
 from test_fuse_attention import fuse, run, run_in_runtime, same
 
-from tilewright import f32
+from tilewright import Builder, f32
 from tilewright.importers.onnx import to_proto
 from tilewright.passes.explain import render
 from tilewright.passes.fuse_attention_past import AttentionPast
@@ -168,3 +169,52 @@ def test_causal_attention_keeps_its_keys() -> None:
     assert len(attention.operands) == 3
     same(run(model, feeds_for(model)), before)
     assert np.isfinite(before["y"]).all()
+
+
+def masked_for_another_length() -> Any:
+    """One query; keys, values and mask of lengths that nothing shows to be equal."""
+    b = Builder(opset=20)
+    q = b.input("q", f32["n", H, 1, D])
+    k, v = (b.input(name, f32["n", H, length, D]) for name, length in (("k", "keys"), ("v", "values")))
+    scores = b.mul(b.matmul(q, transposed(b, k)), np.float32(0.25))
+    weights = b.softmax(b.add(scores, b.input("mask", f32["n", 1, 1, "length"])), axis=-1)
+    b.output(b.matmul(weights, v), "y")
+    return b.build()
+
+
+def feeds_of_lengths(keys: int, values: int, mask: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    shapes = {"q": (B, H, 1, D), "k": (B, H, keys, D), "v": (B, H, values, D), "mask": (B, 1, 1, mask)}
+    return {name: random.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("keep_fused", [False, True])
+@pytest.mark.parametrize("opset", [20, 23])
+@pytest.mark.parametrize("lengths", [(5, 5, 5), (1, 5, 5), (5, 5, 1), (1, 1, 1)])
+def test_a_single_key_is_repeated_as_the_mask_repeats_its_score(
+    lengths: tuple[int, int, int], opset: int, keep_fused: bool
+) -> None:
+    feeds = feeds_of_lengths(*lengths)
+    before = run(masked_for_another_length(), feeds)
+    model = masked_for_another_length()
+    fuse(model, "fuse-attention,fold,cse,dce")
+    assert [op.name for op in model.walk()].count("attention") == 1
+    same(run(model, feeds), before)
+    same(run_in_runtime(to_proto(model, opset=opset, keep_fused=keep_fused), feeds), before)
+
+
+@pytest.mark.refusal
+@pytest.mark.parametrize("lengths", [(1, 5, 1), (5, 1, 5), (5, 5, 4), (4, 5, 5)])
+def test_lengths_that_do_not_fit_stay_an_error(lengths: tuple[int, int, int]) -> None:
+    model = masked_for_another_length()
+    fuse(model, "fuse-attention,fold,cse,dce")
+    for opset in (20, 23):
+        with pytest.raises(Exception, match="ONNXRuntimeError"):
+            run_in_runtime(to_proto(model, opset=opset, keep_fused=True), feeds_of_lengths(*lengths))
+
+
+def test_parts_need_no_repeated_key() -> None:
+    model = masked_for_another_length()
+    before = Counter(node.op_type for node in to_proto(model).graph.node)
+    fuse(model, "fuse-attention,fold,cse,dce")
+    assert Counter(node.op_type for node in to_proto(model, opset=20).graph.node) == before
