@@ -418,7 +418,8 @@ class CollapseBatch(Pass):
             return False  # Attention takes its operands as [batch, length, heads * size]
         if cost >= gain:
             added = "1 reshape" if cost == 1 else f"{cost} reshapes"
-            context.remark("collapse-batch/no-gain", f"{added} would be added to save {gain}", first.location)
+            saved = "1 operation" if gain == 1 else f"{gain} operations"
+            context.remark("collapse-batch/no-gain", f"{added} would be added to save {saved}", first.location)
             return False
         if not _has_known_rows(border) or not border.is_possible():
             context.remark(

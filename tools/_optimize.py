@@ -390,7 +390,9 @@ def show(request: Request, outcome: Outcome) -> None:
         out.print(f"wrote    {outcome.written}")
         return
     out.print("wrote    nothing", style="red")
-    if outcome.failed and not request.bisect:
+    if outcome.failed and outcome.parity is not None and not outcome.parity.worst:
+        out.print("         --no-parity writes it unchecked")  # there are no results that a rewrite could have changed
+    elif outcome.failed and not request.bisect:
         out.print("         --bisect finds the rewrite that is to blame")
 
 

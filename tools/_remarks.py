@@ -57,6 +57,8 @@ def show_remarks(remarks: Remarks) -> None:
     misses = remarks.near_misses()
     missed = grouped((miss.rule, miss.reason, _place(miss)) for miss in misses)
     others = [(d.code, d.message, str(d.location) if d.location is not None else "") for d in remarks.others]
+    if fused or missed or others:
+        console().print()
     for title, columns, rows in [
         (f"fused: {len(fused)}", ("rule", "<what", "<at"), fused),
         (f"near misses: {len(misses)}", ("rule", "<first check that failed", "<at"), missed),
@@ -73,9 +75,8 @@ def _show_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, 
     made = table(*columns, title=title)
     for row in rows:
         made.add_row(*row)
-    out = console()
-    out.print(made)
-    out.print()
+    console().print(made)
+    console().print()
 
 
 def grouped(rows: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:

@@ -9,7 +9,7 @@ import click
 
 @click.command("compile")
 @click.argument("model", type=click.Path())
-@click.option("-o", "--output", required=True, type=click.Path(), help="The file to write: model.twx.")
+@click.option("-o", "--output", type=click.Path(), help="The file to write; default: MODEL with `.twx`.")
 @click.option("--threads", type=click.IntRange(1), help="Worker threads; default: what the process may use.")
 @click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="A size to compile for: batch=1.")
 @click.option(
@@ -31,7 +31,7 @@ def compile_model(**options: Any) -> None:
 
 
 def execute(
-    model: str, output: str, threads: int | None, dims: tuple[str, ...], shapes: tuple[str, ...], as_json: bool
+    model: str, output: str | None, threads: int | None, dims: tuple[str, ...], shapes: tuple[str, ...], as_json: bool
 ) -> None:
     """Compile, run once where sizes are not known, write, report."""
     import time
@@ -46,6 +46,7 @@ def execute(
     from tilewright.tools._show import console, print_json, size_text
     from tilewright.tools._trial import first_that_runs
 
+    output = output or str(Path(model).with_suffix(".twx"))
     check_target(output)
     started = time.perf_counter()
     module = open_model(model).module

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @click.command("ir")
@@ -79,8 +82,25 @@ def show(
         text = print_module(module, weights="none" if weights == "none" else "full", locations=not no_locations)
     if output is None:
         click.echo(text, nl=False)
-    else:
-        write_text(Path(output), text)
+        return
+    write_text(Path(output), text)
+    if wanted_rule is None and weights == "full" and (count := unfound_weights(module, Path(output).parent)):
+        click.echo(
+            f"{count} weight{'s are' if count > 1 else ' is'} in no model file beside {output}: it can be read and "
+            "compared, but not run",
+            err=True,
+        )
+
+
+def unfound_weights(module: Any, folder: Path) -> int:
+    """How many weights the text names by their hash alone for who reads it in `folder`."""
+    from tilewright.graph.data import MappedData, TensorData
+    from tilewright.graph.printer import LISTED_BYTES
+
+    found = {data for op in module.walk() for data in op.attributes.values() if isinstance(data, TensorData)}
+    large = [data for data in found if data.nbytes > LISTED_BYTES]
+    here = folder.resolve()
+    return sum(not isinstance(data, MappedData) or data.file.path.resolve().parent != here for data in large)
 
 
 def read(model: str, log: Any) -> tuple[Any, str]:

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tilewright
+from tilewright import Builder, f32
 from tilewright.passes.reproducer import write_reproducer
 
 
@@ -78,3 +80,17 @@ def test_bad_input(
     done = command("ir", *options)
     assert (done.code, done.out) == (2, "")
     assert message in done.err
+
+
+@pytest.mark.parametrize(("folder", "warned"), [(".", False), ("elsewhere", True)])
+def test_text_says_where_it_finds_no_weights(
+    command: Callable[..., Any], tmp_path: Path, folder: str, warned: bool
+) -> None:
+    b = Builder()
+    b.output(b.input("x", f32[2, 64]) @ np.ones((64, 64), np.float32), "y")
+    tilewright.save(b.build(), tmp_path / "model.onnx")
+    (tmp_path / "elsewhere").mkdir()
+    done = command("ir", tmp_path / "model.onnx", "-o", tmp_path / folder / "model.tw")
+    assert done.code == 0, done.err
+    assert ("1 weight is in no model file beside" in done.err) == warned
+    assert (command("run", tmp_path / folder / "model.tw").code == 0) != warned

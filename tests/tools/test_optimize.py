@@ -427,3 +427,14 @@ def test_functions_for_what_only_one_runtime_has(command: Callable[..., Any], tm
     done = command("optimize", tmp_path / "in.onnx", "-o", out, "--functions", "--keep-fused")
     assert done.code == 0, done.err
     assert {node.domain for node in onnx.load(out).graph.node} == {""}
+
+
+def test_no_rewrite_is_to_blame_for_what_cannot_be_run(command: Callable[..., Any], model: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    done = command("optimize", model, "--opset", "4")  # ONNX Runtime has Relu from opset 6 on
+    assert done.code == 1
+    assert "the result cannot be run: ONNX Runtime does not load the model" in done.out
+    assert "--no-parity writes it unchecked" in done.out
+    assert "--bisect" not in done.out
+    done = command("optimize", model, "--opset", "4", "--no-parity")
+    assert done.code == 0, done.err
