@@ -338,7 +338,8 @@ def parity(
 
     Args:
         feeds: inputs to run on, once; inputs left out are made up. None: `runs` runs on inputs that are made up from
-            `seed`, of sizes that differ from run to run where the model leaves them open.
+            `seed`, of sizes that differ from run to run where the model leaves them open; two models with masks
+            make one or two runs more, with masks of which a row hides everything.
         rtol: replaces the tolerance of floating-point outputs, which goes by their type: 1e-4 for float32, 1e-9 for
             float64, 4 units in the last place for float16 (0.004) and bfloat16 (0.03), 1 for float8.
         dims, shapes: sizes to use for dims by name, and for inputs by name.

@@ -5,12 +5,14 @@
         feeds = plan.feeds(scenario, seed=0)
 
 Floats are standard normal, or pages of strokes where they look like images; integers that index a table lie inside it;
-masks are ones with some zeros at an end; an integer that the model compares with constants is one of these; other
-integers are small and positive, since one may be a divisor or a count.
+masks are ones with some zeros at an end, or hide all in a row if that is asked for; an integer that the model compares
+with constants is one of these; other integers are small and positive, since one may be a divisor or a count.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +23,7 @@ from ..graph.diagnostics import UsageError
 from ..graph.dims import is_symbol
 from ..graph.dtypes import DType
 from ..graph.module import Module
+from ..graph.ops.masked_rows import lowest
 from ..graph.types import TensorType, Type
 from .feed_sizes import UNRANKED, Choice, FreeDims, combinations, resolve, shape_for
 from .input_facts import InputFacts, facts_of_inputs
@@ -129,14 +132,26 @@ class FeedPlan:
 
     # ---- values --------------------------------------------------------------------------------------------------
 
-    def feeds(self, scenario: Scenario, seed: int = 0) -> dict[str, Any]:
-        """All inputs without a default, the given ones included, by name; the same for the same arguments."""
+    def feeds(self, scenario: Scenario, seed: int = 0, hidden: float | None = None) -> dict[str, Any]:
+        """All inputs without a default, the given ones included, by name; the same for the same arguments.
+
+        With `hidden`, masks have a row that hides all keys, those that are added by this number (or the lowest of their
+        type).
+        """
         chosen = self.chosen(scenario)
         feeds = dict(self.given)
         for position, facts in enumerate(self.inputs):
             rng = np.random.default_rng([seed, position])
-            feeds[facts.name] = self._value(facts, facts.type, chosen, rng, seed)
+            value = self._value(facts, facts.type, chosen, rng, seed)
+            is_mask = hidden is not None and (facts.is_mask or facts.hides_keys)
+            feeds[facts.name] = _with_hidden_rows(value, hidden or 0.0) if is_mask else value
         return feeds
+
+    def ways_to_hide(self) -> list[float]:
+        """The values of `hidden` that are worth a run: none where there is no mask."""
+        if any(facts.hides_keys for facts in self.inputs):
+            return [-sys.float_info.max, -math.inf]
+        return [-math.inf] if any(facts.is_mask for facts in self.inputs) else []
 
     def _value(self, facts: InputFacts, type: Type, chosen: dict[str, Any], rng: np.random.Generator, seed: int) -> Any:
         if isinstance(type, types.OptionalType):
@@ -210,6 +225,21 @@ def _mask(shape: tuple[int, ...], seed: int) -> np.ndarray:
         if count:
             row[slice(-count, None) if seed % 2 == 0 else slice(count)] = 0
     return mask
+
+
+def _with_hidden_rows(mask: np.ndarray, hidden: float) -> np.ndarray:
+    """A mask whose first row hides everything; of zeros and ones, the last row too, should ones be what hides."""
+    changed = mask.copy()
+    if not mask.ndim or not mask.size:
+        return changed
+    length = mask.shape[-1]
+    rows = changed.reshape(-1, length)
+    if dtypes.from_numpy(mask.dtype).is_float:
+        rows[:] = 0
+        rows[:, : length // 2] = rows[0] = max(hidden, lowest(mask.dtype)) if math.isfinite(hidden) else hidden
+        return changed
+    rows[-1], rows[0] = 1, 0
+    return changed
 
 
 def _plain(value: Any) -> Any:

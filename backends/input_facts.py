@@ -1,4 +1,4 @@
-"""What a model does with its integer and boolean inputs, so that generated inputs make sense to it.
+"""What a model does with its inputs, so that generated ones make sense to it.
 
 Random numbers are no token ids: an index must lie inside the table it reads, a mask holds zeros and ones, and a
 sample rate that the model compares with 16000 should be 16000. All of it is read off the graph: each input is followed
@@ -27,6 +27,15 @@ _MOVING = frozenset(
         "transpose", "unsqueeze",
     )
 )  # fmt: skip
+# What scores go through between their product and the softmax, and how many such operators are looked through.
+_BETWEEN = frozenset(("add", "cast", "div", "max", "mul", "reshape", "sub", "tanh", "where"))
+_PRODUCTS = frozenset(("einsum", "gemm", "matmul"))
+_MOST_STEPS = 8
+# Which operand of an operator for attention is added to the scores.
+_MASKS_OF = {
+    ("", "Attention"): 3, ("com.microsoft", "Attention"): 5, ("com.microsoft", "MultiHeadAttention"): 5,
+    ("com.microsoft", "GroupQueryAttention"): 10,
+}  # fmt: skip
 _LOGIC = frozenset(("and", "not", "or", "xor"))
 _MASK_NAME = re.compile(r"mask|(^|_)pad(ding)?(_|$)", re.IGNORECASE)
 _POSITION_NAME = re.compile(r"(^|_)pos(ition)?(s|_|$)", re.IGNORECASE)
@@ -38,7 +47,8 @@ class InputFacts:
 
     `bound` is the size of the smallest table that it indexes (None: it indexes none), `choices` the constants that it
     is compared with for equality, `is_mask` whether it selects what counts, `is_position` whether it numbers places,
-    `is_divisor` whether something is divided by it.
+    `is_divisor` whether something is divided by it; of numbers with a fraction, `hides_keys` whether it is added to the
+    scores of an attention.
     """
 
     name: str
@@ -48,6 +58,7 @@ class InputFacts:
     is_mask: bool = False
     is_position: bool = False
     is_divisor: bool = False
+    hides_keys: bool = False
 
 
 def facts_of_inputs(module: Module) -> tuple[InputFacts, ...]:
@@ -58,6 +69,8 @@ def facts_of_inputs(module: Module) -> tuple[InputFacts, ...]:
 
 def _facts(module: Module, argument: Value) -> InputFacts:
     name, type = argument.name or "", argument.type
+    if isinstance(type, TensorType) and type.dtype.is_float and type.rank != 0:
+        return InputFacts(name, type, hides_keys=_is_added_to_scores(module, argument))
     if not isinstance(type, TensorType) or type.dtype.kind not in ("int", "uint", "bool"):
         return InputFacts(name, type)
     bounds: list[int] = []
@@ -87,6 +100,41 @@ def _facts(module: Module, argument: Value) -> InputFacts:
         is_position=not is_mask and bool(_POSITION_NAME.search(name)),
         is_divisor=is_divisor,
     )
+
+
+def _is_added_to_scores(module: Module, argument: Value) -> bool:
+    """Whether it is added to a product before a softmax, or is the mask of an attention."""
+    for value, use, _ in _final_uses(module, argument):
+        op = use.user
+        if use.position == _MASKS_OF.get((op.domain, op.op_type)):
+            return True
+        others = [other for other in op.operand_values if other is not value]
+        if op.name == "add" and any(map(_is_product, others)) and _comes_to_softmax(op):
+            return True
+    return False
+
+
+def _is_product(value: Value) -> bool:
+    """Whether a product is not far above: scores that may be scaled and masked already."""
+    for _ in range(_MOST_STEPS):
+        op = value.producer
+        if op is None or op.name in _PRODUCTS:
+            return op is not None
+        scores = [each for each in op.operand_values if each.producer is not None and each.producer.name != "const"]
+        if op.name not in _BETWEEN or not scores:
+            return False
+        value = next((each for each in scores if each.type == value.type), scores[0])
+    return False
+
+
+def _comes_to_softmax(op: Operation) -> bool:
+    """Whether sums are masked further at most before they are weights."""
+    for _ in range(_MOST_STEPS):
+        users = [user for user in op.results[0].users if user.name == "softmax" or user.name in _BETWEEN]
+        if not users or users[0].name == "softmax":
+            return bool(users)
+        op = users[0]
+    return False
 
 
 def _final_uses(module: Module, argument: Value) -> Iterator[tuple[Value, Use, int]]:

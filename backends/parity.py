@@ -2,7 +2,8 @@
 
 The sides are run one after the other, so that only one of them is in memory at a time. Sizes that the model leaves
 open are found by trying (see `feeds`), and each run differs from those before it in as many of them as the model
-permits: a rewrite that is right for one size only is found out.
+permits: a rewrite that is right for one size only is found out. Where a model has masks, further runs have some that
+hide all keys of a query.
 
 Outputs agree as `passes.agreement` says. Where a difference is beyond the tolerance, the report tells what bears on it:
 how far the original's own results move when its inputs change in the last bit (`sensitivity`), and whether they went
@@ -14,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from ..graph.diagnostics import TilewrightError
 from ..graph.module import Module
@@ -122,10 +125,11 @@ def _badness(found: Agreement) -> tuple[bool, float]:
 
 
 class PlannedRuns(NamedTuple):
-    """Make `runs` runs with inputs from `plan`."""
+    """Make `runs` runs with inputs from `plan`, with `hides` further ones in which rows of masks hide everything."""
 
     plan: FeedPlan
     runs: int
+    hides: bool = False
 
 
 def check_parity(
@@ -185,6 +189,21 @@ def _explore(runner: Runner, planned: PlannedRuns, seed: int) -> list[_Result]:
         if scenario not in taken:
             taken.append(scenario)
         results.append(result)
+    return results + (_with_hidden_rows(runner, plan, taken, seed) if planned.hides else [])
+
+
+def _with_hidden_rows(runner: Runner, plan: FeedPlan, taken: Sequence[Scenario], seed: int) -> list[_Result]:
+    """Results for masks that leave some queries no key, which rewrites of attention may change.
+
+    The sizes are the largest of those that the model took; one that refuses such masks is not asked again.
+    """
+    results = []
+    for hidden in plan.ways_to_hide():
+        largest = max(taken, key=lambda scenario: sum(map(np.size, plan.feeds(scenario, seed).values())))
+        try:
+            results.append(_attempt(runner, plan, largest, seed, hidden))
+        except TilewrightError:
+            break
     return results
 
 
@@ -209,11 +228,14 @@ def _first_that_runs(
     raise first_error.with_note(hint)
 
 
-def _attempt(runner: Runner, plan: FeedPlan, scenario: Scenario, seed: int) -> _Result:
-    feeds = plan.feeds(scenario, seed)
+def _attempt(runner: Runner, plan: FeedPlan, scenario: Scenario, seed: int, hidden: float | None = None) -> _Result:
+    feeds = plan.feeds(scenario, seed, hidden)
     sizes = [value for value in plan.chosen(scenario).values() if type(value) is int]
     is_unit = bool(sizes) and set(sizes) == {1}
-    return _Result(plan.describe(scenario), feeds, runner.run(feeds), is_unit)
+    inputs = plan.describe(scenario)
+    if hidden is not None:
+        inputs = f"{inputs} (masks with a row that hides all)".strip()
+    return _Result(inputs, feeds, runner.run(feeds), is_unit)
 
 
 def _unstable_outputs(module: Module, runner: Runner, known: Sequence[_Result]) -> frozenset[str]:

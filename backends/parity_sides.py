@@ -46,6 +46,7 @@ def compare_models(
     both.
     """
     _check_engine(engine)
+    planned = [each._replace(hides=not each.plan.given) for each in planned]
     label = actual.label
     if label == expected.label:
         label = f"the new {label.removeprefix('the ')}"

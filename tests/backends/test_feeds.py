@@ -197,3 +197,40 @@ def test_inputs_with_a_default_are_left_alone() -> None:
 def test_many_open_choices_stay_few_scenarios() -> None:
     plan = FeedPlan(identity_of(**{f"flag{index}": bool_[()] for index in range(30)}))
     assert sum(1 for _ in plan.scenarios()) <= 20_000
+
+
+def test_what_is_added_to_scores_is_a_mask() -> None:
+    b = Builder()
+    q, k = b.input("q", f32[1, 4, 8]), b.input("k", f32[1, 8, 5])
+    mask, bias, other = b.input("mask", f32[1, 5]), b.input("bias", f32[4, 5]), b.input("other", f32[4, 5])
+    scores = b.where(b.input("keep", bool_[1, 5]), b.add(q @ k, bias) * 0.5, -1e9) + b.unsqueeze(mask, [0])
+    b.output(b.softmax(scores) @ b.input("v", f32[1, 5, 8]), "y")
+    b.output(b.softmax(other + bias), "z")
+    module = b.build()
+    assert {each.name for each in facts_of_inputs(module) if each.hides_keys} == {"mask", "bias"}
+    plan = FeedPlan(module)
+    lowest, infinite = plan.ways_to_hide()
+    [scenario, *_] = plan.scenarios()
+    feeds = plan.feeds(scenario, hidden=lowest)
+    assert (feeds["bias"][0] == np.finfo(np.float32).min).all()
+    assert np.isfinite(feeds["bias"]).all()
+    assert (feeds["bias"][1:, 2:] == 0).all()
+    assert (plan.feeds(scenario, hidden=infinite)["mask"] == -np.inf).all()
+    assert not plan.feeds(scenario, hidden=infinite)["keep"].any()
+    assert plan.feeds(scenario)["keep"].any()
+
+
+def test_zeros_or_ones_may_be_what_hides() -> None:
+    b = Builder()
+    mask = b.input("attention_mask", i64["batch", 6])
+    b.output(b.cast(mask, to=f32))
+    plan = FeedPlan(b.build())
+    assert len(plan.ways_to_hide()) == 1
+    chosen = next(each for each in plan.scenarios() if plan.chosen(each)["batch"] > 1)
+    rows = plan.feeds(chosen, hidden=plan.ways_to_hide()[0])["attention_mask"]
+    assert not rows[0].any()
+    assert rows[-1].all()
+
+
+def test_without_a_mask_nothing_is_hidden() -> None:
+    assert FeedPlan(identity_of(x=f32[2, 3], ids=i64[2, 3])).ways_to_hide() == []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tilewright
-from tilewright import Builder, Module, bf16, f32, i64
+from tilewright import Builder, Module, bf16, bool_, f32, i64
 from tilewright.backends import onnxruntime_oracle
 from tilewright.backends.onnxruntime_oracle import OnnxRuntime
 from tilewright.backends.parity import ParityReport
@@ -353,3 +353,42 @@ def test_sensitivity_is_measured_relative_to_the_last_bit_of_the_inputs() -> Non
     assert found["y"] == pytest.approx(3 * 2.0**-23, rel=0.5)
     assert found["n"] == 0.0
     assert all(np.array_equal(given["n"], feeds["n"]) for given in seen)
+
+
+def attention(mask_dtype: Any, written: str) -> Module:
+    """One attention with a mask; `written`: "softmax", or as the standard's operator, which has rules of its own."""
+    b = Builder(opset=23)
+    q, k, v = (b.input(name, f32["batch", 2, "length", 8]) for name in "qkv")
+    mask = b.input("keep" if mask_dtype is bool_ else "bias", mask_dtype["batch", 1, 1, "length"])
+    if written == "softmax":
+        scores = b.mul(q @ b.transpose(k, perm=[0, 1, 3, 2]), 8**-0.5)
+        lowest = float(np.finfo(np.float32).min)
+        scores = b.where(mask, scores, lowest) if mask_dtype is bool_ else b.add(scores, mask)
+        b.output(b.softmax(scores) @ v, "y")
+    else:
+        lengths = b.concat([1, 1], b.shape(q, start=2, end=3), b.shape(q, start=2, end=3), axis=0)
+        b.output(b.attention(q, k, v, b.expand(mask, lengths)), "y")
+    return b.build()
+
+
+@pytest.mark.parametrize("mask_dtype", [bool_, f32])
+def test_masks_that_hide_all_keys_of_a_query(mask_dtype: Any) -> None:
+    """The standard gives zeros where no key is left, a softmax the mean of the values, or NaN."""
+    plain = attention(mask_dtype, "softmax")
+    report = tilewright.parity(plain, attention(mask_dtype, "operator"), engine="reference")
+    inputs = [run.inputs for run in report.runs]
+    assert inputs[:2] == ["batch=1 length=16", "batch=2 length=7"]
+    hidden = [text for text in inputs[2:] if text.endswith("(masks with a row that hides all)")]
+    assert len(hidden) == len(inputs) - 2 == (1 if mask_dtype is bool_ else 2)
+    passed = [all(each.passed for each in run.outputs.values()) for run in report.runs]
+    assert passed[:2] == [True, True]
+    assert not passed[-1]
+    again = tilewright.parity(plain, tilewright.optimize(attention(mask_dtype, "softmax")).module, engine="reference")
+    assert again.passed
+    assert len(again.runs) == len(inputs)
+
+
+def test_a_mask_that_is_given_is_the_only_one() -> None:
+    model = attention(f32, "softmax")
+    feeds = {"bias": np.zeros((1, 1, 1, 5), np.float32)}
+    assert len(tilewright.parity(model, model, feeds=feeds, engine="reference").runs) == 1
