@@ -97,6 +97,25 @@ CASES: dict[str, tuple[Shape, Build]] = {
     "resize, cubic": ((1, 64, 112, 112), doubled("cubic")),
     "pad, constant": (IMAGES, bordered("constant")),
     "pad, reflect": (IMAGES, bordered("reflect")),
+    "columns to image": (
+        (8, 64 * 9, 56 * 56), lambda b, x: b.col2_im(x, whole(56, 56), whole(3, 3), pads=[1, 1, 1, 1])
+    ),
+    "columns, stride 2": (
+        (8, 64 * 9, 28 * 28), lambda b, x: b.col2_im(x, whole(56, 56), whole(3, 3), pads=[1, 1, 1, 1], strides=[2, 2])
+    ),
+    "columns, 4 by 4": (
+        (8, 64 * 16, 14 * 14), lambda b, x: b.col2_im(x, whole(56, 56), whole(4, 4), strides=[4, 4])
+    ),
+    "columns, 8 by 8": (
+        (8, 64 * 64, 7 * 7), lambda b, x: b.col2_im(x, whole(56, 56), whole(8, 8), strides=[8, 8])
+    ),
+    "columns, 16 by 16": (
+        (8, 64 * 256, 14 * 14), lambda b, x: b.col2_im(x, whole(224, 224), whole(16, 16), strides=[16, 16])
+    ),
+    "columns, side by side": (
+        (8, 64 * 4, 28 * 28), lambda b, x: b.col2_im(x, whole(56, 56), whole(2, 2), strides=[2, 2])
+    ),
+    "columns, hop 64 of 256": ((8, 256, 1000), lambda b, x: b.col2_im(x, whole(64192), whole(256), strides=[64])),
     "concat rows": (ROWS, lambda b, x: b.concat(x, numbers(*ROWS), axis=0)),
     "concat columns": (ROWS, lambda b, x: b.concat(x, numbers(*ROWS), axis=1)),
     "slice columns": ((8192, 1024), lambda b, x: b.slice(x, whole(100), whole(900), whole(1))),
@@ -117,6 +136,10 @@ CASES: dict[str, tuple[Shape, Build]] = {
     "places, not zero": ((1 << 20,), lambda b, x: b.nonzero(b.relu(x))),
     "boxes, suppressed": ((1, 80, 8400), suppressed),
     "different elements": ((1 << 18,), lambda b, x: b.unique(x, outputs=1)),
+    "determinants of 3": ((1 << 16, 3, 3), lambda b, x: b.det(x)),
+    "determinants of 4": ((1 << 16, 4, 4), lambda b, x: b.det(x)),
+    "determinants of 16": ((1 << 10, 16, 16), lambda b, x: b.det(x)),
+    "determinants of 64": ((1 << 6, 64, 64), lambda b, x: b.det(x)),
     "transform, 1024": ((64, 1024, 1), lambda b, x: b.dft(x, whole(1024)[0], whole(1)[0])),
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "plan_counted": ("nonzero", "suppress", "unique"),
     "plan_gemm": ("gemm",),
     "plan_integer": ("integer_gemm", "integer_conv"),
+    "plan_linear": ("determinant",),
     "plan_map": ("map",),
     "plan_max_pool": ("max_pool", "max_pool_grad"),
     "plan_moves": (

@@ -13,6 +13,7 @@ from . import (
     index_ops,
     integer_ops,
     kernel_ops,
+    linear_ops,
     loop_ops,
     recurrent_ops,
     row_ops,
@@ -24,5 +25,5 @@ from . import (
 
 __all__ = [
     "attention_ops", "counted_ops", "element_ops", "gradient_ops", "index_ops", "integer_ops", "kernel_ops",
-    "loop_ops", "recurrent_ops", "row_ops", "sample_ops", "scalar_ops", "unit_ops", "view_ops",
+    "linear_ops", "loop_ops", "recurrent_ops", "row_ops", "sample_ops", "scalar_ops", "unit_ops", "view_ops",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core import Operation, Value
 from ..dtypes import bool_, u8
-from .builder import KernelBuilder, all_native, constant_ints, dtype_of, rank_of, shape_of, tensor_type
+from .builder import KernelBuilder, all_native, constant_ints, dtype_of, is_float, rank_of, shape_of, tensor_type
 from .rules import lowers
 
 # Kind of the reduction; what is done to each element before, and to each result after.
@@ -72,3 +72,12 @@ def log_sum_exp(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
 
 def _unary(s: Any, name: str, x: Any) -> Any:
     return s.mul(x, x) if name == "square" else getattr(s, name)(x)
+
+
+@lowers("Det")
+def determinant(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    """Of matrices of up to 3 rows it is a map (`expand_linear`)."""
+    x = op.operand_values[0]
+    if not all_native(op) or not is_float(x) or shape_of(x)[-1] in (1, 2, 3):
+        return None
+    return [k.kernel("determinant", [x], op.result.type)]
