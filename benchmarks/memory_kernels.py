@@ -111,8 +111,7 @@ def row_case(
         tuple(View(f32, (0,), (1,)) for _ in scale),
         epilogue=(lambda b, v: [b.fma(v[0], v[1], v[2])]) if scaled else None,
     )  # fmt: skip
-    is_large = y.nbytes >= machine().streamed_bytes
-    kernel = replace(kernel, streams=is_large and rows.can_stream(kernel, machine()))
+    kernel = rows.streamed(kernel, machine(), (count,), (length,))
     scratch = aligned(max(16, rows.row_scratch(kernel, machine(), (length,))))
     given = {"y0": y, "x0": x, "scratch": scratch, "outer0": count, "begin": 0, "end": count, "thread": 0}
     given |= {f"o{index}": array for index, array in enumerate(scale)}
@@ -126,6 +125,7 @@ def column_softmax(count: int, length: int, beside: int) -> Case:
     x, y = filled(count, length, beside), aligned(count, length, beside)
     view = View(f32, (length * beside, 1), (beside,))
     kernel = rows.RowKernel(rows.softmax(), (count, beside), (length,), (view,), (view,), along="column")
+    kernel = rows.streamed(kernel, machine(), (count, beside), (length,))
     scratch = aligned(max(16, rows.row_scratch(kernel, machine(), (length,))))
     units = rows.row_units(kernel, machine(), (count, beside))
     given = {"y0": y, "x0": x, "scratch": scratch, "begin": 0, "end": units, "thread": 0}
@@ -278,7 +278,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "softmax 2364 x 197": lambda: row_case(rows.softmax(), 2364, 197, lambda b, x: b.softmax(x, axis=-1), False),
     "softmax 16384 x 1024": lambda: row_case(rows.softmax(), 16384, 1024, lambda b, x: b.softmax(x, axis=-1), False),
     "softmax 512 x 32000": lambda: row_case(rows.softmax(), 512, 32000, lambda b, x: b.softmax(x, axis=-1), False),
+    "softmax 128 x 128000": lambda: row_case(rows.softmax(), 128, 128000, lambda b, x: b.softmax(x, axis=-1), False),
     "softmax 1 x 21 x 262144, axis 1": lambda: column_softmax(1, 21, 262144),
+    "softmax 16 x 64 x 16384, axis 1": lambda: column_softmax(16, 64, 16384),
+    "softmax 32 x 512 x 1024, axis 1": lambda: column_softmax(32, 512, 1024),
     "layer norm 128 x 768": lambda: row_case(rows.layer_norm(1e-5), 128, 768, norm, True),
     "layer norm 16384 x 768": lambda: row_case(rows.layer_norm(1e-5), 16384, 768, norm, True),
     "layer norm 65536 x 96": lambda: row_case(rows.layer_norm(1e-5), 65536, 96, norm, True),

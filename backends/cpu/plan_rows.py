@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...graph.core import Block, Operation, Value
@@ -19,7 +19,6 @@ from .kernels.rows import (
     RowFunction,
     RowKernel,
     build_rows,
-    can_stream,
     layer_norm,
     log_softmax,
     rms_norm,
@@ -28,6 +27,7 @@ from .kernels.rows import (
     row_scratch,
     row_units,
     softmax,
+    streamed,
 )
 from .kernels.strided import Body, Rows, split_rows
 from .kernels.strided import View as TensorView
@@ -77,8 +77,7 @@ def plan_rows(planner: Planner, op: Operation) -> None:
         epilogue=epilogue.body, along=rows.along,
     )  # fmt: skip
     machine = planner.machine
-    is_large = bool(result.layout.size * result.dtype.numpy.itemsize >= machine.streamed_bytes)
-    kernel = replace(kernel, streams=is_large and can_stream(kernel, machine))
+    kernel = streamed(kernel, machine, rows.outer, rows.row)
     name = f"{op.attr('kind')}_{'x'.join(map(str, rows.row))}"
     key = ("rows", op.attr("kind"), op.attr("epsilon"), kernel.outer, kernel.row, tuple(views), kernel.along,
            kernel.streams, prologue.key, epilogue.key)  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loop_running import run_both, run_compiled
+from loop_running import compiled, run_both, run_compiled
 
 from tilewright.backends.cpu.kernels.rows import (
     RowFunction,
@@ -23,6 +23,7 @@ from tilewright.backends.cpu.kernels.rows import (
     row_scratch,
     row_units,
     softmax,
+    streamed,
 )
 from tilewright.backends.cpu.kernels.strided import View, split_rows
 from tilewright.backends.cpu.machine import machine_of_width
@@ -263,14 +264,92 @@ def test_a_result_that_goes_past_the_caches_may_begin_anywhere(name: str, dtype:
     module, given, names = planned(function, (1,), width, static, np.zeros_like(x), [x], streams=True)
     y = names.index("y0")
     tolerance = {"f16": 1e-3, "f32": 2e-6}[dtype.name]
-    for start in (0, 1, 7):
-        for run in (run_loops, lambda m, a: run_compiled(m, a, width)):
+    for run in (lambda arguments: run_loops(module, arguments), compiled(module, width)):
+        for start in (0, 1, 7):
             room = np.zeros(start + x.size + 9, dtype.numpy)
-            run(module, [*given[:y], room[start:], *given[y + 1 :]])
+            run([*given[:y], room[start:], *given[y + 1 :]])
             found = room[start : start + x.size].reshape(x.shape)
             assert np.allclose(wide(found), numpy(x, (1,)), rtol=tolerance, atol=tolerance)
             assert not room[:start].any()
             assert not room[start + x.size :].any()
+
+
+@pytest.mark.parametrize(("width", "static"), [(128, False), (256, True), (512, False), (512, True)])
+@pytest.mark.parametrize("dtype", [f32, f16], ids=str)
+@pytest.mark.parametrize("columns", [128, 70])
+def test_columns_that_go_past_the_caches(columns: int, dtype: Any, width: int, static: bool) -> None:
+    """Full blocks do if they begin at a multiple of a vector; others are stored like anything else."""
+    x = random.normal(size=(3, 13, columns)).astype(dtype.numpy)
+    module, given, names = planned(softmax(), (1,), width, static, np.zeros_like(x), [x], streams=True)
+    y = names.index("y0")
+    tolerance = {"f16": 1e-3, "f32": 2e-6}[dtype.name]
+    for run in (lambda arguments: run_loops(module, arguments), compiled(module, width)):
+        for start in (0, 1):
+            room = np.zeros(64 + start + x.size + 9, dtype.numpy)
+            start += -room.ctypes.data % 64 // room.itemsize
+            run([*given[:y], room[start:], *given[y + 1 :]])
+            found = room[start : start + x.size].reshape(x.shape)
+            assert np.allclose(wide(found), numpy_softmax(x, (1,)), rtol=tolerance, atol=tolerance)
+            assert not room[:start].any()
+            assert not room[start + x.size :].any()
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(("shape", "axis"), [((7, 443), 1), ((7, 11, 128), 1)], ids=str)
+def test_units_that_go_past_the_caches_do_not_depend_on_each_other(name: str, shape: Any, axis: int) -> None:
+    """Each is computed in the same way, whichever one it is laid together with, and wherever results lie."""
+    function, numpy = FUNCTIONS[name]
+    x = random.normal(size=shape).astype(np.float32)
+    module, given, names = planned(function, (axis,), 512, False, np.zeros_like(x), [x], streams=True)
+    y, units, run = names.index("y0"), given[-2], compiled(module, 512)
+    found = []
+    for start in (0, 5):
+        for parts in (1, 2, 3, units):
+            room = np.zeros(start + x.size + 16, np.float32)
+            arguments = [*given[:y], room[start:], *given[y + 1 :]]
+            for part in range(parts):
+                run([*arguments[:-3], part * units // parts, (part + 1) * units // parts, part % 3])
+            found.append(room[start : start + x.size])
+    assert np.allclose(found[0].reshape(shape), numpy(x, (axis,)), rtol=2e-6, atol=2e-6)
+    assert all(np.array_equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.parametrize("width", [128, 256, 512])
+@pytest.mark.parametrize("name", ["softmax", "layer_norm"])
+@pytest.mark.parametrize(("shape", "axis"), [((5, 443), 1), ((2, 11, 128), 1)], ids=str)
+def test_past_the_caches_with_what_comes_before_and_after(name: str, shape: Any, axis: int, width: int) -> None:
+    function, numpy = FUNCTIONS[name]
+    x, y = (random.normal(size=shape).astype(np.float32) for _ in range(2))
+    scale = random.normal(size=(1,) * (len(shape) - 1) + shape[-1:]).astype(np.float32)
+    kept = np.zeros([1 if index == axis else size for index, size in enumerate(shape)], np.float32)
+    result = np.zeros(x.size + 16, np.float32)
+    result = result[-result.ctypes.data % 64 // 4 :][: x.size].reshape(shape)
+    module, given, names = planned(
+        function, (axis,), width, True, result, [x, y], [scale], kept=[(0, kept)], streams=True,
+        prologue=lambda b, v: [b.add(v[0], b.mul(v[1], 0.5))], epilogue=lambda b, v: [b.mul(v[0], v[1])],
+    )  # fmt: skip
+    given[names.index("y0")] = result.reshape(-1)
+    total = x + y * np.float32(0.5)
+    statistic = total.max(axis) if name == "softmax" else total.mean(axis)
+    for run in (run_loops, lambda m, a: run_compiled(m, a, width)):
+        result[...], kept[...] = 0, 0
+        run(module, given)
+        assert np.allclose(result, numpy(total, (axis,)) * scale, rtol=1e-5, atol=1e-5)
+        assert np.allclose(kept.reshape(statistic.shape), statistic, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer_norm"])
+@pytest.mark.parametrize(("shape", "axis"), [((5, 443), 1), ((2, 11, 128), 1)], ids=str)
+def test_past_the_caches_in_place(name: str, shape: Any, axis: int) -> None:
+    function, numpy = FUNCTIONS[name]
+    room = np.zeros(math.prod(shape) + 16, np.float32)
+    x = room[-room.ctypes.data % 64 // 4 :][: math.prod(shape)].reshape(shape)
+    x[...] = random.normal(size=shape)
+    expected = numpy(x, (axis,))
+    module, given, names = planned(function, (axis,), 512, True, x, [x], streams=True)
+    given[names.index("x0")] = given[names.index("y0")] = x.reshape(-1)
+    run_compiled(module, given, 512)
+    assert np.allclose(x, expected, rtol=2e-6, atol=2e-6)
 
 
 def test_which_rows_go_past_the_caches() -> None:
@@ -285,3 +364,15 @@ def test_which_rows_go_past_the_caches() -> None:
     assert not can_stream(kernel(layer_norm(1e-5), 768, 2), machine)
     assert not can_stream(kernel(softmax(), 256), machine)
     assert can_stream(kernel(softmax(), 1024), machine)
+
+
+@pytest.mark.parametrize(("rows", "columns", "step", "expected"), [
+    (21, 1 << 18, 1, True), (21, 1 << 18, 2, False), (4, 1 << 20, 1, False), (21, 1 << 12, 1, False),
+    (1 << 16, 512, 1, False),
+])  # fmt: skip
+def test_which_columns_go_past_the_caches(rows: int, columns: int, step: int, expected: bool) -> None:
+    """Large results without gaps, of rows that neither registers nor memory of its own keep for too long."""
+    machine = machine_of_width(512)
+    view = View(f32, (step,), (columns * step,))
+    kernel = RowKernel(softmax(), (columns,), (rows,), (view,), (view,), along="column")
+    assert streamed(kernel, machine, (columns,), (rows,)).streams == expected

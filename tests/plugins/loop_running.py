@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,20 +18,24 @@ from tilewright.graph.verifier import verify
 WIDTHS = (128, 256, 512)
 
 
-def run_compiled(module: Module, arguments: Sequence[Any], width: int, machine: Machine | None = None) -> None:
-    """Call the function compiled (for `machine`, if given); buffers are written to in place."""
+def compiled(module: Module, width: int, machine: Machine | None = None) -> Callable[[Sequence[Any]], None]:
+    """The function compiled (for `machine`, if given) as one of its arguments; buffers are written to in place."""
     verify(module, types=True)
     code = compile_modules([module], machine or machine_of_width(width))
-    kinds: list[Any] = []
-    given: list[Any] = []
-    for value, argument in zip(module.main.inputs, arguments, strict=True):
-        if isinstance(value.type, types.BufferType):
-            kinds.append(ctypes.c_void_p)
-            given.append(argument.ctypes.data)
-        else:
-            kinds.append(ctypes.c_int64)
-            given.append(int(argument))
-    ctypes.CFUNCTYPE(None, *kinds)(code.address(module.main.key.name))(*given)
+    buffers = [isinstance(value.type, types.BufferType) for value in module.main.inputs]
+    kinds = [ctypes.c_void_p if is_buffer else ctypes.c_int64 for is_buffer in buffers]
+    function = ctypes.CFUNCTYPE(None, *kinds)(code.address(module.main.key.name))
+
+    def run(arguments: Sequence[Any], keep: Any = code) -> None:
+        pairs = zip(buffers, arguments, strict=True)
+        function(*(argument.ctypes.data if is_buffer else int(argument) for is_buffer, argument in pairs))
+
+    return run
+
+
+def run_compiled(module: Module, arguments: Sequence[Any], width: int, machine: Machine | None = None) -> None:
+    """Call the function compiled (for `machine`, if given); buffers are written to in place."""
+    compiled(module, width, machine)(arguments)
 
 
 def run_both(module: Module, arguments: Sequence[Any], width: int) -> tuple[list[Any], list[Any]]:

@@ -90,9 +90,27 @@ class RowWalk(StridedBuilder):
         """Ask for the same place of the row that is read next, or of a later one if rows are short."""
         for name in names:
             distance = self.stride(name, "outer", len(self.outers) - 1)
-            count = 1 if self.length is None else max(1, -(-AHEAD_BYTES * 8 // (self.length * self._bits(name))))
             if isinstance(distance, Value) or distance:
-                self.b.prefetch(self.b[name], self.b.add(spot.places[name], self.b.mul(distance, count)))
+                ahead = self.b.mul(distance, self._rows_ahead(name))
+                self.b.prefetch(self.b[name], self.b.add(spot.places[name], ahead))
+
+    def prefetch_parts(self, names: Sequence[str], places: Mapping[str, Operand], i: Operand) -> None:
+        """The same for a set of vectors at `i`, from memory into the second cache, in as many parts of the row as there
+        are vectors in the set: a processor fetches ahead within a page, so several pages at once arrive far sooner."""
+        b = self.b
+        for name in names:
+            distance, inner = self.stride(name, "outer", len(self.outers) - 1), self.inner_stride(name)
+            if not isinstance(distance, Value) and not distance:
+                continue
+            start = b.add(places[name], b.mul(distance, self._rows_ahead(name)))
+            start = b.add(start, b.mul(b.div(i, self.width), inner))
+            part = b.mul(b.div(self.size(self.rows[-1]), self.width), inner)
+            for chain in range(self.width):
+                b.prefetch(b[name], b.add(start, b.mul(part, chain)), level=2)
+
+    def _rows_ahead(self, name: str) -> int:
+        """Which of the rows that follow is asked for."""
+        return 1 if self.length is None else max(1, -(-AHEAD_BYTES * 8 // (self.length * self._bits(name))))
 
     def _bits(self, name: str) -> int:
         buffer = self.b[name].type
@@ -118,14 +136,18 @@ class RowWalk(StridedBuilder):
             step(self.spot(places, v * self.lanes, mask, row * self.width + v), following)
         return following
 
-    def stretch(self, places: dict[str, Operand], totals: Sequence[Value], step: Step) -> list[Value]:
-        """The innermost dim of a row: sets of vectors, then what is left."""
+    def stretch(
+        self, places: dict[str, Operand], totals: Sequence[Value], step: Step, begin: Operand = 0
+    ) -> list[Value]:
+        """The innermost dim of a row, from the set of vectors at `begin` on: sets of vectors, then what is left."""
         b, length = self.b, self.size(self.rows[-1])
         width = self.lanes * self.width
         whole = b.mul(b.div(length, width), width)
         following = list(totals)
         if isinstance(whole, Value) or whole:
-            following = self.repeated(0, whole, width, following, lambda i, values: self.set(places, i, values, step))
+            following = self.repeated(
+                begin, whole, width, following, lambda i, values: self.set(places, i, values, step)
+            )
         if isinstance(whole, int) and isinstance(length, int):
             for number, start in enumerate(range(whole, length, self.lanes)):
                 step(self.spot(places, start, self.tail(length - start), number), following)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -20,7 +20,6 @@ from ....graph.core import Value
 from ....graph.dtypes import DType, f32
 from ....graph.kernel import vector_math
 from ....graph.kernel.loop_builder import LoopBuilder, Operand
-from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Module
 from ..machine import Machine
 from .exponential import exp_of_negative
@@ -137,9 +136,26 @@ class RowKernel:
 
 
 def can_stream(kernel: RowKernel, machine: Machine) -> bool:
-    """Whether the result can go past the caches: there is one, without gaps in a row too long for registers."""
-    is_plain = kernel.along == "row" and len(kernel.row) == len(kernel.results) == 1 and not kernel.extras
-    return is_plain and kernel.results[0].row == (1,) and not _fits_registers(kernel, machine)
+    """Whether the result can go past the caches: there is one, without gaps in a row, or between the columns of a
+    block, too long for registers. Of columns, those blocks do that are full and lie at multiples of a vector."""
+    if len(kernel.row) != 1 or len(kernel.results) != 1 or kernel.extras or _fits_registers(kernel, machine):
+        return False
+    return (kernel.results[0].row if kernel.along == "row" else kernel.results[0].outer[-1:]) == (1,)
+
+
+def streamed(kernel: RowKernel, machine: Machine, outer: Sequence[int], row: Sequence[int]) -> RowKernel:
+    """The kernel, past the caches if its result can go there and, with these extents, is large.
+
+    The rows of a block of columns wait in the cache of a core, so they must fit there.
+    """
+    if not can_stream(kernel, machine):
+        return kernel
+    result = math.prod(outer) * math.prod(row) * (kernel.results[0].dtype.bits // 8)
+    if bool(result < machine.streamed_bytes):
+        return kernel
+    past = replace(kernel, streams=True)
+    room = row_scratch(past, machine, row) * (_widest(kernel).bits // 8)
+    return past if kernel.along == "row" or bool(room <= machine.l2 // 2) else kernel
 
 
 def _fits_registers(kernel: RowKernel, machine: Machine) -> bool:
@@ -217,12 +233,16 @@ def build_rows(name: str, kernel: RowKernel, machine: Machine) -> Module:
     """The kernel as a module of the level "loop"; see `row_arguments` for what it takes."""
     if not kernel.row or (kernel.along == "column" and not kernel.outer):
         raise ValueError("a row has at least one dim, and so have the outer dims if lanes run along them")
-    builder = _RowsBuilder(name, kernel, machine)
+    from .streamed_rows import StreamedRows  # which builds on this module
+
+    builder = (StreamedRows if kernel.streams else RowsBuilder)(name, kernel, machine)
     builder.units()
     return builder.b.module()
 
 
-class _RowsBuilder(RowWalk):
+class RowsBuilder(RowWalk):
+    """Each unit by itself, its result stored like anything else."""
+
     def __init__(self, name: str, kernel: RowKernel, machine: Machine) -> None:
         self.dtype = _widest(kernel)
         super().__init__(
@@ -239,8 +259,6 @@ class _RowsBuilder(RowWalk):
         self.is_held = _fits_registers(kernel, machine)
         # Then lines of the next rows are not asked for just before they are read.
         self.asks_for_rows = self.asks_for_rows and not self.is_held
-        # Whether stores go past the caches: those of the last pass, if the kernel's result does.
-        self.is_last = False
 
     def stride(self, name: str, part: str, axis: int) -> Operand:
         if name != "scratch":
@@ -250,6 +268,11 @@ class _RowsBuilder(RowWalk):
         return stride
 
     def units(self) -> None:
+        self.take_scratch()
+        self.one_by_one()
+
+    def take_scratch(self) -> None:
+        """Where this thread's part of the scratch memory begins."""
         b = self.b
         self.scratch_place: Operand = 0
         if self.staged and not self.is_held and self.stage == "scratch":
@@ -257,13 +280,13 @@ class _RowsBuilder(RowWalk):
             own = b.mul(self.product(self.rows), lanes)
             own = b.mul(b.div(b.add(own, 15), 16), 16)
             self.scratch_place = b.mul(own, b["thread"])
-        with b.loop(b["begin"], b["end"]) as unit:
+
+    def one_by_one(self) -> None:
+        with self.b.loop(self.b["begin"], self.b["end"]) as unit:
             if self.by_column:
                 self.column_unit(unit)
             else:
                 self.row_unit(self.unravel(unit, self.outers), [None] * self.width)
-        if self.kernel.streams:
-            b.fence()
 
     def column_unit(self, unit: Operand) -> None:
         """A block of columns, with masks if it is the last one and not full."""
@@ -273,24 +296,29 @@ class _RowsBuilder(RowWalk):
     def row_unit(self, indices: Sequence[Operand], masks: Sequence[Value | None]) -> None:
         """A row, or a block of them, one for each lane."""
         self.masks = masks
+        starts = self.starts(indices)
+        found = self.found(starts, indices)
+
+        def last(spot: Spot, _: list[Value]) -> None:
+            self.finish(spot, self.known(found, spot))
+
+        self.sweep(starts, [], last)
+
+    def starts(self, indices: Sequence[Operand]) -> dict[str, Operand]:
+        """Where a row, or a block of them, begins in each tensor."""
+        return {name: self.place(name, "outer", indices) for name in self.tensors} | {"scratch": self.scratch_place}
+
+    def found(self, starts: dict[str, Operand], indices: Sequence[Operand]) -> list[list[Value]]:
+        """All statistics of a row, or of a block of them."""
         self.held = {}
         self.is_put = False
-        starts = {name: self.place(name, "outer", indices) for name in self.tensors}
-        starts["scratch"] = self.scratch_place
         found: list[list[Value]] = []
         for position, statistic in enumerate(self.kernel.function.statistics):
             found.append(self.statistic(position, statistic, found, starts))
         for index, (position, _) in enumerate(self.kernel.kept):
             self.keep(f"s{index}", found[position], indices)
         self.prefetches = False
-
-        def last(spot: Spot, _: list[Value]) -> None:
-            self.finish(spot, self.known(found, spot))
-
-        if self.kernel.streams:
-            self.stream(starts, last)
-        else:
-            self.sweep(starts, [], last)
+        return found
 
     def known(self, found: Sequence[Sequence[Value]], spot: Spot) -> list[Value]:
         """The statistics for a vector of elements."""
@@ -389,11 +417,6 @@ class _RowsBuilder(RowWalk):
         return self.load(name, spot.places[name], self.inner_stride(name), spot.mask)
 
     def write(self, value: Any, name: str, spot: Spot) -> None:
-        if self.is_last and spot.mask is None:
-            dtype = self.kernel.results[0].dtype
-            vector = self.b.value(value, types.vector(computed_in(dtype), self.lanes))
-            self.b.store(self.b.cast(vector, dtype), self.b[name], spot.places[name], streams=True)
-            return
         self.store(value, name, spot.places[name], self.inner_stride(name), spot.mask)
 
     def inner_stride(self, name: str) -> Operand:
@@ -409,7 +432,7 @@ class _RowsBuilder(RowWalk):
             )
         for index, value in enumerate(values):
             self.write(value, f"y{index}", spot)
-            if not self.is_last and (self.is_held or not self.staged or index or self.stage != "y0"):
+            if self.is_held or not self.staged or index or self.stage != "y0":
                 self.ask(f"y{index}", spot)
 
     def ask(self, name: str, spot: Spot) -> None:
@@ -441,22 +464,6 @@ class _RowsBuilder(RowWalk):
         for number, start in enumerate(range(0, length, self.lanes)):
             step(self.spot(starts, start, self.tail(length - start), number), totals)
         return totals
-
-    def stream(self, starts: dict[str, Operand], step: Step) -> None:
-        """The last pass on a row whose vectors lie where the result's are aligned; before them and behind are masks."""
-        b, length = self.b, self.size(self.rows[-1])
-        places = {name: starts[name] for name in [*self.tensors, *(["scratch"] if self.staged else [])]}
-        bytes = self.lanes * (self.kernel.results[0].dtype.bits // 8)
-        first = b.min(b.until_aligned(b["y0"], starts["y0"], bytes), length)
-        whole = b.add(first, b.mul(b.div(b.sub(length, first), self.lanes), self.lanes))
-        self.is_last = True
-        with b.when(b.lt(0, first)):
-            step(self.spot(places, 0, b.tail_mask(first, self.lanes), 0), [])
-        with b.loop(first, whole, self.lanes) as i:
-            step(self.spot(places, i, None, 0), [])
-        with b.when(b.lt(whole, length)):
-            step(self.spot(places, whole, b.tail_mask(b.sub(length, whole), self.lanes), 0), [])
-        self.is_last = False
 
     def set(self, places: dict[str, Operand], i: Operand, totals: list[Value], step: Step) -> None:
         """Vectors side by side. In the last pass for statistics, which as a rule computes from a cache while memory has
