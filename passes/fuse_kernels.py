@@ -131,7 +131,7 @@ def _into_consumer(op: Operation, fuser: Fuser) -> bool:
         merged = list(dict.fromkeys([v for v in sources if v is not value] + list(inner.operand_values)))
         if len(merged) + len(extras) > MAX_OPERANDS or not is_short(inner.regions["body"], op.regions.get(region)):
             continue
-        regions = {name: Region(_copied(old.block)) for name, old in op.regions.items() if name != region}
+        regions = {name: Region(copied(old.block)) for name, old in op.regions.items() if name != region}
         regions[region] = Region(_composed(op.regions.get(region), sources, inner, value, merged))
         attributes = dict(op.attributes)
         if region != "body":
@@ -217,7 +217,8 @@ def _composed(
     return trace(body, [dtype_of(v) for v in merged])
 
 
-def _copied(block: Block) -> Block:
+def copied(block: Block) -> Block:
+    """A region of its own that is the same function."""
     dtypes = [argument.type.dtype for argument in block.arguments]  # type: ignore[attr-defined]
     return trace(lambda s, *elements: interpret(block, s, elements), dtypes)
 
@@ -282,7 +283,7 @@ def _into_producer(op: Operation, fuser: Fuser) -> bool:
     if old is not None:
         summed = old.block.arguments[0].type.dtype  # type: ignore[attr-defined]
     epilogue = trace(body, [summed, *(dtype_of(other) for other in merged)])
-    regions = {name: Region(_copied(r.block)) for name, r in root.regions.items() if name != "epilogue"}
+    regions = {name: Region(copied(r.block)) for name, r in root.regions.items() if name != "epilogue"}
     regions["epilogue"] = Region(epilogue)
     fuser.replace(root, root, [*fixed, *merged], regions, dict(root.attributes), op)
     return True

@@ -66,6 +66,7 @@ BUILTIN: dict[str, str] = {
     "rematerialize": "training.rematerialize:Rematerialize",
     "remove-identity": "remove_identity:RemoveIdentity",
     "share-initializers": "share_initializers:ShareInitializers",
+    "share-kernels": "share_kernels:ShareKernels",
     "simplify-arithmetic": "simplify_arithmetic:SimplifyArithmetic",
     "simplify-if": "simplify_if:SimplifyIf",
     "simplify-loops": "simplify_loops:SimplifyLoops",

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 THREADS_VARIABLE = "TILEWRIGHT_THREADS"
 
 # From what was imported to kernels.
-PIPELINE = "O2,integer-products,expand-legacy,lower-to-kernels,cse,fuse-kernels,fuse-rows,byte-tables,dce"
+PIPELINE = "O2,integer-products,expand-legacy,lower-to-kernels,cse,fuse-kernels,fuse-rows,byte-tables,share-kernels,dce"
 
 # So many plans are remembered, and so many things that make plans; the oldest are forgotten.
 MOST_PLANS, MOST_SOURCES = 512, 64
@@ -107,12 +107,15 @@ class CpuExecutable(Executable):
 
     def _plan_static(self) -> None:
         """Compile what can be compiled before the first run: segments whose inputs all have known sizes."""
-        for steps in self._steps.values():
+        for block, steps in self._steps.items():
+            # A branch that cannot run may be one that no run takes; one that does says what is wrong.
+            passed_over = () if block is self._block else (ExecutionError,)
             for step in steps:
                 if isinstance(step, Segment) and not step.known:
                     shapes = [_static_shape(value) for value in step.inputs]
                     if all(shape is not None for shape in shapes):
-                        self._program(step, tuple(shape for shape in shapes if shape is not None), ())
+                        with contextlib.suppress(*passed_over):
+                            self._program(step, tuple(shape for shape in shapes if shape is not None), ())
 
     def _plan_ahead(self) -> None:
         """Plan segments whose inputs have open sizes for ordinary ones, and keep the trace: it packs the weights, makes

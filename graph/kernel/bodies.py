@@ -9,7 +9,7 @@ So two bodies are fused by tracing a function that interprets one after the othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import opdef, types
@@ -156,11 +156,25 @@ def picked(block: Block, results: Sequence[int], arguments: Sequence[int]) -> Bl
 def _compute(
     block: Block, handler: Any, known: dict[Value, Scalar], ops: Sequence[Operation], wanted: Sequence[Value]
 ) -> list[Scalar]:
-    """Some values of a region, by some of its operations and its constants."""
+    """Some values of a region, by some of its operations and its constants, as far as they are not known."""
     for op in block:
-        if op.op_type == "constant" or op in ops:
+        if (op.op_type == "constant" or op in ops) and op.result not in known:
             known[op.result] = _apply(op, handler, [known[operand] for operand in op.operand_values])
     return [known[value] for value in wanted]
+
+
+def with_numbers(block: Block, places: Mapping[Operation, int]) -> Block:
+    """The region with constants of it as further arguments: `places` says which one each is, counted from the first."""
+    dtypes = [_dtype(argument) for argument in block.arguments]
+    further = dict(sorted((place, _dtype(op.result)) for op, place in places.items()))
+
+    def body(s: Any, *elements: Any) -> Any:
+        known = dict(zip(block.arguments, elements, strict=False))
+        known |= {op.result: elements[len(dtypes) + place] for op, place in places.items()}
+        ops = [op for op in block if op not in places and not op.is_terminator]
+        return _compute(block, s, known, ops, block.returned)
+
+    return trace(body, [*dtypes, *further.values()])
 
 
 def result_dtypes(block: Block) -> list[DType]:
