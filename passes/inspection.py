@@ -21,6 +21,7 @@ from ..graph.types import TensorType, Type
 from .bind_dims import BindDims
 from .context import PassContext
 from .infer_shapes import InferShapes
+from .inline_functions import InlineFunctions
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ class ModelFacts:
         }
 
 
+# Bodies of functions are counted where they are called, up to so many operations of one.
+MOST_INLINED = 1_000_000
 # An integer constant of at least so many elements is a quantized weight, not a shape or a list of axes.
 _WEIGHT_ELEMENTS = 64
 
@@ -173,6 +176,7 @@ def _count_flops(
         given = tuple(f"{name}:{','.join(map(str, shape))}" for name, shape in shapes.items())
         BindDims(tuple(f"{name}={size}" for name, size in dims.items()), given).run(copy, context)
     facts.unsized_dims = _labels(copy)
+    InlineFunctions(max_body=MOST_INLINED).run(copy, context)  # a call is what its body computes
     InferShapes().run(copy, context)
     facts.flops = _flops_of(copy.main.block, facts.unknown_flops)
 

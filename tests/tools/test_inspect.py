@@ -83,3 +83,27 @@ def test_arithmetic_that_depends_on_the_data_names_the_dims_without_a_size(
     assert "depend on seq; give sizes: --dim seq=1" in command("inspect", path, "--dim", "batch=1").out
     both = command("inspect", path, "--input-shape", "x:1,2").out
     assert "depend on sizes that only a run tells" in both
+
+
+FUNCTION = """
+module onnx opsets={"": 18, "my": 1}
+
+func @main(%x: f32[4, 8]) -> (%y: f32[4, 8]) {
+  %0 = my.Gate %x : f32[4, 8]
+  %1 = my.Gate %0 : f32[4, 8]
+  return %1
+}
+
+func @my::Gate opsets={"": 18}(%x: unknown) -> (%y) {
+  %r = relu %x : unknown
+  %y = mul %x, %r : unknown
+  return %y
+}
+"""
+
+
+def test_arithmetic_of_functions_is_counted_at_each_call() -> None:
+    facts = tilewright.inspect(tilewright.parse(FUNCTION))
+    assert facts.flops == 2 * (32 + 32)
+    assert not facts.unknown_flops
+    assert facts.operators == {"my::Gate": 2, "Relu": 1, "Mul": 1}  # as they stand in the file
