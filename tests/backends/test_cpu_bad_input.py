@@ -17,7 +17,7 @@ from tilewright.backends.cpu import known_sizes as known_sizes_module
 from tilewright.backends.cpu import program as program_module
 from tilewright.backends.cpu.machine import memory_bytes
 from tilewright.graph.diagnostics import ExecutionError
-from tilewright.graph.dtypes import DType, f32, from_numpy, i8, i16, i32, i64, u8, u16, u32, u64
+from tilewright.graph.dtypes import DType, bool_, f32, from_numpy, i8, i16, i32, i64, u8, u16, u32, u64
 from tilewright.graph.model_builder import Builder
 
 MOST, LEAST = (1 << 63) - 1, -(1 << 63)
@@ -205,6 +205,17 @@ def test_a_target_that_contradicts_the_operand(operator: str, target: list[int],
         np.testing.assert_array_equal(
             executable.run({"x": X, "sizes": ints(*right)})["y"], np.maximum(X, 0).reshape(right)
         )
+
+
+def test_a_branch_that_cannot_run_is_an_error_where_it_is_taken() -> None:
+    b = Builder("branch")
+    x, take = b.input("x", f32["n"]), b.input("take", bool_[()])
+    table, beyond = b.const(floats(3, 2)), b.const(np.array(9))
+    b.output(b.if_(take, lambda: b.reduce_sum(b.gather(table, beyond), keepdims=1), lambda: b.relu(x)), "y")
+    executable = tilewright.compile(b.build(), target="cpu")
+    np.testing.assert_array_equal(executable.run({"x": X[0], "take": np.array(False)})["y"], np.maximum(X[0], 0))
+    with pytest.raises(ExecutionError, match="out of bounds"):
+        executable.run({"x": X[0], "take": np.array(True)})
 
 
 def test_numbers_that_are_none() -> None:
