@@ -28,9 +28,11 @@ from ..graph.core import Operation, Value
 from ..graph.dims import prove_equal
 from ..graph.infer import InferenceContext
 from ..graph.location import fuse
+from ..graph.ops.attention import Attention
 from ..graph.ops.attention_masks import FURTHER
 from ..graph.ops.attention_parts import heads_of
 from ..graph.types import TensorType
+from ..graph.written_forms import is_shorter_in_standard
 from .base import RulePass
 from .context import PassContext
 from .driver import apply_rules
@@ -44,7 +46,7 @@ from .fuse_attention_views import shape_of
 from .rules import Match, Mismatch, OpRule, Replacement, Verdict
 
 if TYPE_CHECKING:
-    from ..graph.dims import Dim
+    from ..graph.dims import Dim, FreshSymbols
     from ..graph.module import Module
     from ..graph.rewriter import Rewriter
 
@@ -270,15 +272,23 @@ class AttentionOperands(OpRule):
 
 
 class ScaleIntoWeights(OpRule):
-    """attention(reshape(matmul(x, w)), ...) that is written as its parts -> the same with the scale in w"""
+    """attention(reshape(matmul(x, w)), ...) that is written as its parts -> the same with the scale in w
+
+    `may_stay`: the opset has the operator, and parts are written only where that takes no more nodes.
+    """
 
     exactness = "reassociates"
     root: ClassVar[str] = "attention"
+
+    def __init__(self, may_stay: bool = False) -> None:
+        self.may_stay = may_stay
 
     def when(self, m: Match) -> Verdict:
         scale = self._scale(m.root)
         if scale is None or scale == 1.0:
             return m.fail("it does not scale", m.root)
+        if self.may_stay and not is_better_in_parts(m.root, m.inference.symbols):
+            return m.fail("it is written as one operator, which scales by itself", m.root)
         found = scalable_behind_movement(m, m.root.operands[0], scale)
         return found if isinstance(found, Mismatch) else True
 
@@ -300,6 +310,15 @@ class ScaleIntoWeights(OpRule):
         return None if heads is None else heads.size**-0.5
 
 
+def is_better_in_parts(op: Operation, symbols: FreshSymbols) -> bool:
+    """Whether an attention is written as its parts although the opset has Attention: it says more than that does, and
+    takes no more nodes so."""
+    assert isinstance(op.definition, Attention)
+    if op.definition.is_standard(op):
+        return False
+    return op.attr("masking") == "nan-to-zero" or not is_shorter_in_standard(op, symbols)
+
+
 @dataclass(frozen=True)
 class FuseAttention(RulePass):
     """Fuse attention that is written out."""
@@ -313,10 +332,11 @@ class FuseAttention(RulePass):
 
     def run(self, module: Module, context: PassContext) -> bool:
         # Where Attention will be taken apart again, a Reshape of each operand would be one too many, and so is a scale.
-        flat = self.whole or module.opsets.get("", 0) >= FIRST_OPSET
+        has_operator = module.opsets.get("", 0) >= FIRST_OPSET
+        flat = self.whole or has_operator
         rules = [EinsumToProducts(flat), FusedAttention(flat), AttentionPast(), AttentionOperands(flat)]
-        if not flat:
-            rules.append(ScaleIntoWeights())
+        if not self.whole:
+            rules.append(ScaleIntoWeights(has_operator))
         changed = apply_rules(module, rules, context)
         inference = InferenceContext(module.symbols)
         for op in module.walk():

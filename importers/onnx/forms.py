@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
-from ...graph.builder import OpBuilder
-from ...graph.core import Block, Operation, Value
-from ...graph.diagnostics import TypeInferenceError
+from ...graph.core import Operation
 from ...graph.dims import FreshSymbols
 from ...graph.infer import InferenceContext
 from ...graph.location import NodeLocation
 from ...graph.opdef import OpDefinition
 from ...graph.ops.attention_masks import replaces_scores
+from ...graph.written_forms import Form, is_shorter_in_standard, size_of_form
 from . import versions
 from .read_node import Facts
 from .runtime_support import has_kernel, why_in_parts
-
-# What makes operations that stand for one: a definition's `decompose` or `standard_form`.
-Form: TypeAlias = Callable[[Operation, OpBuilder], "Sequence[Value | None] | None"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +56,7 @@ class Forms:
     def takes_several(self, op: Operation) -> bool:
         """Whether `op` will be written as its parts, or as the standard's operator and more."""
         form = self.first(op)
-        return form is not None and (form == op.definition.decompose or (self._size(op, form) or 0) > 1)
+        return form is not None and (form == op.definition.decompose or (size_of_form(op, form, self.symbols) or 0) > 1)
 
     def choices(self, op: Operation, is_part: bool = False, only_needed: bool = False) -> Iterator[Choice]:
         """The ways to write `op` as others, best first; none if its own node is the way.
@@ -124,36 +119,16 @@ class Forms:
 
         It is if that takes fewer nodes than its parts, or fused operators are to be kept.
         """
-        definition = op.definition
         if isinstance(op.location, NodeLocation) or not self._has_standard_form_at_all(op):
             return False
         if not self.keep_fused and self.loses_nan(op):
             return False
-        size = self._size(op, definition.standard_form)
-        if size is None or self.keep_fused or not has_kernel(op):
-            return size is not None and self.keep_fused
-        parts = self._size(op, definition.decompose)
-        return parts is None or size < parts
+        if self.keep_fused:
+            return size_of_form(op, op.definition.standard_form, self.symbols) is not None
+        return has_kernel(op) and is_shorter_in_standard(op, self.symbols)
 
     def _has_standard_form_at_all(self, op: Operation) -> bool:
         """Whether the operator may say more than that of the standard, and the opset has that one."""
         if type(op.definition).standard_form is OpDefinition.standard_form:
             return False
         return self.opsets.get(op.domain, 1) >= min(versions.engine.versions(op.op_type, op.domain))
-
-    def _size(self, op: Operation, form: Form) -> int | None:
-        """How many nodes `form` makes of `op`; None if it has no answer."""
-        block = Block()
-        try:
-            values = form(op, OpBuilder(block, self.symbols, location=op.location))
-            return None if values is None else sum(made.name != "const" for made in block)
-        except TypeInferenceError:
-            return None
-        finally:
-            discard(block)
-
-
-def discard(block: Block) -> None:
-    """Erase the operations of a block that nobody needs."""
-    for made in reversed(list(block)):
-        made._erase()

@@ -15,8 +15,9 @@ from ...graph.core import Block, Operation, Value
 from ...graph.diagnostics import DiagnosticLog, TypeInferenceError
 from ...graph.module import Function, Module
 from ...graph.rewriter import Rewriter
+from ...graph.written_forms import discard
 from .content import operation_content
-from .forms import Choice, Forms, discard
+from .forms import Choice, Forms
 
 # Decompositions within decompositions; more than this means that two of them lead to each other.
 _MAX_EXPANSION = 12

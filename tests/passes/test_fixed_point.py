@@ -52,8 +52,9 @@ def rotary_attention() -> Module:
     return b.build()
 
 
-def scaled_attention(scale: float) -> Module:
-    """Attention with a scale that its operator does not take, or that leaves nothing of the queries' bias."""
+def scaled_attention(scale: float, fill: float = -np.inf) -> Module:
+    """Attention with a scale that its operator does not take, or that leaves nothing of the queries' bias, or with a
+    number in the place of hidden scores that it does not know."""
     b = Builder(opset=17)
     x, mask = b.input("x", f32["n", 4, 16]), b.input("mask", bool_[1, 1, 1, 4])
     bias = np.arange(16, dtype=np.float32)
@@ -65,7 +66,7 @@ def scaled_attention(scale: float) -> Module:
     )
     scores = b.matmul(q if scale else b.mul(q, np.float32(0)), b.transpose(k, perm=[0, 1, 3, 2]))
     scores = b.mul(scores, np.float32(scale)) if scale else scores
-    weights = b.softmax(b.where(mask, scores, b.const(np.float32(-np.inf))), axis=-1)
+    weights = b.softmax(b.where(mask, scores, b.const(np.float32(fill))), axis=-1)
     b.output(b.reshape(b.transpose(b.matmul(weights, v), perm=[0, 2, 1, 3]), [0, 0, 16]), "y")
     return b.build()
 
@@ -102,6 +103,7 @@ MODELS: dict[str, Callable[[], Module]] = {
     "block-mask": lambda: tilewright.load(EXPORTS / "mha_block_mask.onnx"),
     "negative-scale": lambda: scaled_attention(-0.3),
     "no-scale": lambda: scaled_attention(0.0),
+    "own-number": lambda: scaled_attention(0.3, -5.0),
     "zero-bias": zero_bias,
     "rotary-by-position": rotary_by_position,
 }
