@@ -23,8 +23,9 @@ from .kernels.indexed import (
     indexed_arguments,
     scatter_units,
 )
-from .kernels.move import build_copy, copy_arguments, copy_units, ordered
-from .kernels.pad import pad_pieces
+from .kernels.move import build_copy, copy_arguments, copy_units, moved_as, ordered
+from .kernels.pad import Dim, build_pad, joined_dims, pad_arguments, pad_pieces, pad_units
+from .kernels.pad import Pad as PadKernel
 from .kernels.scan import Scan, build_scan, scan_arguments, scan_units
 from .kernels.sort import FEW, Sort, build_sort, sort_arguments, sort_scratch, sort_units
 from .kernels.strided import Rows, Size, joined, split_rows, stride_sizes
@@ -84,12 +85,36 @@ def plan_pad(planner: Planner, op: Operation) -> None:
     )
     number = zero if value is None else planner.view(value)
     one = number.seen(Strided((), (), number.layout.offset)).broadcast((1,) * x.layout.rank)
+    if op.attr("mode") == "constant" and _pad_at_once(planner, x, result, one, widths):
+        return
     before, after = [low for low, _ in widths], [high for _, high in widths]
     for piece in pad_pieces(x.shape, before, after, str(op.attr("mode"))):
         view = {"x": x, "y": result, "value": one}[piece.kind]
         source = _from(view.layout, piece.source, piece.steps, piece.extents)
         target = _from(result.layout, piece.target, (1,) * x.layout.rank, piece.extents)
         copy(planner, view.seen(source), result.seen(target))
+
+
+def _pad_at_once(planner: Planner, x: View, y: View, number: View, widths: Sequence[tuple[int, int]]) -> bool:
+    """Write each row with its border, if both tensors are contiguous along the rows; whether that was possible."""
+    if x.dtype.bits < 32 or planner.traced or not x.layout.size or not y.layout.size:
+        return False
+    parts = zip(x.shape, widths, x.strides, y.strides, strict=True)
+    if not x.layout.rank:
+        return False
+    dims = joined_dims([Dim(size, *width, source, target) for size, width, source, target in parts])
+    if (dims[-1].source, dims[-1].target) != (1, 1):
+        return False
+    kernel, machine = PadKernel(moved_as(x.dtype), len(dims)), planner.machine
+    compiled = planner.library.get(("pad", kernel), lambda name: build_pad(name, kernel, machine), "pad")
+    units, pieces = pad_units(planner.threads, *(dim.wide for dim in dims))
+    given: dict[str, Argument] = {"y": planner.buffer(y), "x": planner.buffer(x), "value": planner.buffer(number)}
+    given["pieces"] = pieces
+    for axis, dim in enumerate(dims):
+        given |= {f"size{axis}": dim.size, f"wide{axis}": dim.wide, f"before{axis}": dim.before}
+        given |= {f"x_outer{axis}": dim.source, f"y_outer{axis}": dim.target}
+    planner.call(compiled, pad_arguments(kernel), given, units, 1.0 * MOVED * y.layout.size)
+    return True
 
 
 def _from(layout: Strided, start: Sequence[int], steps: Sequence[int], extents: Sequence[int]) -> Strided:
