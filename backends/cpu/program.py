@@ -325,8 +325,10 @@ class Program:
         memory = self._arena()
         if self._checked:
             bounds.forget()
-            for fresh in (memory[0][: self.arena_bytes + 64], *arrays[self._inputs :]):
-                fresh.reshape(-1).view(np.uint8).fill(bounds.UNWRITTEN)
+            given = {id(each) for each in arrays[: self._inputs]}  # some may be written in their own place
+            fresh = [each for each in arrays[self._inputs :] if id(each) not in given]
+            for each in (memory[0][: self.arena_bytes + 64], *fresh):
+                each.reshape(-1).view(np.uint8).fill(bounds.UNWRITTEN)
         addresses = [0, memory[1], *map(address_of, arrays)]
         if self._faults:
             faults = np.zeros((len(self._faults), 2), np.int64)
