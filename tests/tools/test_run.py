@@ -132,17 +132,17 @@ def test_explain(command: Callable[..., Any], tmp_path: Path) -> None:
     b = Builder(opset=21)
     x = b.input("x", f32[4, 4])
     b.output(b.relu(x @ x), "y")
-    b.output(b.det(x), "size")  # of no kernel
+    b.output(b.sequence_at(b.split_to_sequence(x), np.array(1)), "row")  # sequences have no kernels
     tilewright.save(b.build(), tmp_path / "mixed.onnx")
     done = command("run", tmp_path / "mixed.onnx", "--explain", "--threads", "1")
     assert done.code == 0, done.err
-    for words in ("kernel", "host steps", "det", "segments", "arena", "vector bits", "threads"):
+    for words in ("kernel", "host steps", "split_to_sequence", "segments", "arena", "vector bits", "threads"):
         assert words in done.out
     assert "\n\nkernels" in done.out
     assert re.search(r"copies of inputs +0", done.out)
     report = json.loads(command("run", tmp_path / "mixed.onnx", "--explain", "--json").out)["explain"]
     assert report["kernels"]
-    assert [step["operator"] for step in report["host_steps"]] == ["det"]
+    assert [step["operator"] for step in report["host_steps"]] == ["split_to_sequence", "sequence_at"]
     assert "operator" in command("run", tmp_path / "mixed.onnx", "--explain", "--target", "reference").out
 
 
