@@ -15,7 +15,7 @@ from .rules import lowers
 
 @lowers("Attention")
 def attention(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
-    """Without past keys, windows, or scores as a result; those are made of parts."""
+    """Without past keys, windows, further masks, or scores as a result; those are made of parts."""
     heads = heads_of(op) if all_native(op) else None
     if heads is None or dtype_of(op.results[0]) is not f32 or not _is_plain(op):
         return None
