@@ -30,6 +30,7 @@ from ..graph.types import TensorType, Type
 from .base import Pass
 from .bind_dims import with_symbols
 from .inline_functions import instantiate
+from .zero_sizes import positive_by_trial
 
 if TYPE_CHECKING:
     from ..graph.module import Module
@@ -52,7 +53,10 @@ class InferShapes(Pass):
         inference = _Inference(module, context)
         inference.block(block)
         while facts := (
-            _positive_symbols(block, inference.inference) or _equal_symbols(block) or _contracted_sizes(block)
+            _positive_symbols(block, inference.inference)
+            or _equal_symbols(block)
+            or _contracted_sizes(block)
+            or positive_by_trial(module, inference.inference)
         ):
             _replace_symbols(block, facts, inference.rewriter)
             inference = _Inference(module, context)

@@ -83,6 +83,19 @@ def positive_elements(op: Operation, context: InferenceContext) -> list[Dim]:
     ]
 
 
+def ambiguous_elements(op: Operation, context: InferenceContext) -> list[Dim]:
+    """The elements of Reshape's target beside a -1 that may be 0, and then copy a dim that is none."""
+    target, shape = vector_elements(op, 1, context), shape_of(op, 0)
+    if target is None or shape is None or op.attr("allowzero", 0) or not _has_rest(target):
+        return []
+    return [
+        item
+        for index, item in enumerate(target[: len(shape)])
+        if not isinstance(item, int) and is_non_negative(item) and not is_positive(item)
+        if not _copies_zero(op, shape[index], item)
+    ]
+
+
 def _has_rest(target: list[Any]) -> bool:
     return any(isinstance(item, int) and item == -1 for item in target)
 
