@@ -19,7 +19,7 @@ from .loop_builder import LoopBuilder
 # Scalar operators that do what a handler's operation of (nearly) the same name does.
 _DIRECT = {
     "neg": "neg", "abs": "abs", "floor": "floor", "ceil": "ceil", "round": "round", "sqrt": "sqrt", "add": "add",
-    "sub": "sub", "mul": "mul", "div": "div", "fmod": "rem", "minimum": "min", "maximum": "max", "equal": "eq",
+    "sub": "sub", "mul": "mul", "div": "div", "minimum": "min", "maximum": "max", "equal": "eq",
     "less": "lt", "less_equal": "le", "logical_and": "and", "logical_or": "or", "logical_xor": "xor",
     "logical_not": "not", "bit_and": "and", "bit_or": "or", "bit_xor": "xor", "bit_not": "not", "shift_left": "shl",
     "shift_right": "shr",
@@ -90,10 +90,17 @@ class ScalarEmitter:
     def _is_nan(self, x: Value) -> Any:
         return self.b.ne(x, x)
 
+    def _fmod(self, x: Scalar, y: Scalar) -> Any:
+        """The remainder with the sign of the dividend."""
+        company = x if isinstance(x, Value) else y
+        if _dtype(company) is not f32:
+            return self.b.rem(x, y)
+        return vector_math.remainder(self.b, self._value(x, company), self._value(y, company))
+
     def _mod(self, x: Scalar, y: Scalar) -> Any:
         """The remainder with the sign of the divisor."""
         b = self.b
-        rest = b.rem(x, y)
+        rest = self._fmod(x, y)
         if _dtype(rest).kind == "uint":
             return rest
         crosses = b.and_(b.ne(rest, 0), b.xor(b.lt(rest, 0), b.lt(self._value(y, rest), 0)))

@@ -249,6 +249,26 @@ def pow(b: LoopBuilder, x: Value, y: Value) -> Value:
     return b.select(b.and_(missing, b.not_(certain)), math.nan, result)
 
 
+def remainder(b: LoopBuilder, x: Value, y: Value) -> Value:
+    """fmod of f32, exact as it always is: by the quotient in f64, unless a lane's has too many bits or is none."""
+    wide, divisor = b.cast(x, f64), b.cast(y, f64)
+    whole = b.trunc(b.div(wide, divisor))
+    # A multiple of 24 bits by less than 2**29 is exact, and so is the difference.
+    is_near = b.and_(b.lt(b.abs(whole), 2.0**29), b.lt(b.abs(divisor), math.inf))
+    rest = b.sub(wide, b.mul(whole, divisor))
+    # The quotient may have been rounded up to a whole number: then the difference has the other sign.
+    crosses = b.and_(b.ne(rest, 0), b.xor(b.lt(rest, 0), b.lt(wide, 0)))
+    step = b.select(b.xor(b.lt(divisor, 0), b.lt(wide, 0)), b.neg(divisor), divisor)
+    rest = with_sign(b, b.cast(b.select(crosses, b.add(rest, step), rest), f32), x)
+
+    def far() -> list[Value]:
+        return [b.select(is_near, rest, b.rem(x, y))]
+
+    is_far = b.not_(is_near)
+    [result] = b.branch(b.any(is_far) if isinstance(x.type, types.VectorType) else is_far, far, lambda: [rest])
+    return result  # type: ignore[return-value]
+
+
 # ---- angles ----------------------------------------------------------------------------------------------------------
 
 

@@ -61,7 +61,16 @@ def reverse_sequence(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
     index = b.where(b.less(place, counts), mirrored, place)
     # A length below zero is an error, as one beyond the last element is: no such place is there.
     index = b.where(b.less(counts, b.const(np.array(0))), b.const(np.array(shape[time])), index)
-    return [b.gather_elements(x, b.expand(index, _ints(*shape)), axis=time)]
+    if len(shape) == 2 or {time, batch} != {0, 1}:
+        return [b.gather_elements(x, b.expand(index, _ints(*shape)), axis=time)]
+    # What stands at a place of both moves together.
+    pairs = _ints(*shape[:2], 1)
+    rows = b.reshape(b.expand(index, _ints(*shape[:2], *(1 for _ in shape[2:]))), pairs)
+    columns = b.const(
+        np.broadcast_to(np.arange(shape[batch]).reshape((1, -1, 1) if batch else (-1, 1, 1)), pairs).copy()
+    )
+    both = (rows, columns) if time == 0 else (columns, rows)
+    return [b.gather_nd(x, b.concat(*both, axis=2))]
 
 
 @expands("CenterCropPad")

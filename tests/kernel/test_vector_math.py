@@ -29,10 +29,10 @@ EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, math.inf, -math.inf, math.nan, 1e-30, 
 
 
 def module_of(name: str, dtype: DType, lanes: int) -> Module:
-    binary = name == "pow"
+    binary = name in ("pow", "remainder")
     operands = {"x": types.buffer(dtype), **({"z": types.buffer(dtype)} if binary else {})}
     b = LoopBuilder("apply", **operands, y=types.buffer(dtype), n=types.scalar(i64))
-    function: Any = vector_math.pow if binary else vector_math.FUNCTIONS[name]
+    function: Any = getattr(vector_math, name) if binary else vector_math.FUNCTIONS[name]
     with b.loop(0, b["n"], max(lanes, 1)) as i:
         b.store(function(b, *(b.load(b[operand], i, lanes) for operand in operands)), b["y"], i)
     return b.module()
@@ -209,6 +209,31 @@ def test_pow(dtype: DType) -> None:
     x, y = random.uniform(0, 20, COUNT).astype(dtype.numpy), random.uniform(-10, 10, COUNT).astype(dtype.numpy)
     error = units(apply("pow", dtype, 512, x, y), exact("pow", x, y), dtype)
     assert error.max() <= (1 if dtype is f32 else 100)
+
+
+@pytest.mark.parametrize("width", [128, 256, 512])
+def test_remainders_are_exact(width: int) -> None:
+    """Of any bits; of multiples of the divisor and their neighbours, whose quotients are rounded to whole numbers."""
+    random = np.random.default_rng(1)
+    x, y = random.integers(0, 1 << 32, (2, COUNT), dtype=np.uint64).astype(np.uint32).view(np.float32).copy()
+    special = (
+        [0.0, -0.0, 5.0, -5.0, math.inf, 1.0, 3.0, math.nan],
+        [3.0, -3.0, math.inf, -math.inf, 2.0, 0.0, -1.5, 1.0],
+    )
+    x[:8], y[:8] = special
+    y[8 : COUNT // 2] = random.uniform(-3, 3, COUNT // 2 - 8)
+    x[8 : COUNT // 2] = y[8 : COUNT // 2].astype(np.float64) * random.integers(0, 1 << 28, COUNT // 2 - 8)
+    x[9 : COUNT // 2 : 3] = np.nextafter(x[9 : COUNT // 2 : 3], np.float32(0))
+    x[10 : COUNT // 2 : 3] = random.uniform(-1000, 1000, x[10 : COUNT // 2 : 3].size)
+    with np.errstate(all="ignore"):
+        wanted = np.fmod(x, y)
+    got = apply("remainder", f32, width, x, y)
+    missing = np.isnan(wanted)
+    assert np.array_equal(np.isnan(got), missing)
+    assert np.array_equal(got[~missing].view(np.uint32), wanted[~missing].view(np.uint32))
+    few = [x[:64].copy(), y[:64].copy(), np.zeros(64, np.float32), 64]
+    ours, theirs = run_both(module_of("remainder", f32, 8 if width > 128 else 0), few, width)
+    np.testing.assert_array_equal(ours[-2], theirs[-2])
 
 
 def test_subnormal_results_are_rounded_like_others() -> None:
