@@ -19,6 +19,8 @@ TARGETS: dict[str, tuple[str, str]] = {
 }
 
 PRECISIONS = ("float32",)
+# More are a mistake, and would take the memory or the threads of the machine.
+MOST_THREADS = 1024
 
 
 def compile_module(
@@ -69,8 +71,8 @@ def checked_threads(threads: int | None) -> None:
     """Raises UsageError unless this is a number of threads, or nothing."""
     if threads is not None:
         require("threads", threads, int, "a number of threads")
-    if threads is not None and threads < 1:
-        raise UsageError("compile/threads", f"threads must be at least 1, got {threads}")
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise UsageError("compile/threads", f"threads must be at least 1 and at most {MOST_THREADS}, got {threads}")
 
 
 def _check_weights(model: Module) -> None:

@@ -214,13 +214,16 @@ class ArgExtreme(KernelOp):
 
     def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
         axis = _axis(op, len(shapes[0]))
-        if shapes[0][axis] == 0:
-            raise ValueError("there is no greatest or least of no elements")
         kept = (1,) if op.attr("keepdims") else ()
-        return [(*shapes[0][:axis], *kept, *shapes[0][axis + 1 :])]
+        result = (*shapes[0][:axis], *kept, *shapes[0][axis + 1 :])
+        if shapes[0][axis] == 0 and 0 not in result:
+            raise ValueError("there is no greatest or least of no elements")
+        return [result]
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:
         x, axis = operands[0], _axis(op, operands[0].ndim)
+        if x.shape[axis] == 0:
+            return np.zeros(self.result_shapes(op, [x.shape], lambda index: operands[index])[0], np.int64)
         find: Any = np.argmax if op.attr("kind") == "max" else np.argmin
         if op.attr("select_last_index"):
             found = x.shape[axis] - 1 - find(np.flip(x, axis), axis)

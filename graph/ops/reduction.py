@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from .. import dtypes, types
 from ..dims import Dim
 from ..opdef import OpDefinition, Trait, op, register
@@ -145,6 +147,15 @@ class ArgReduction(TensorOp):
             return None
         axis = normalize_axis(op.attr("axis", 0), len(shape), op)
         return without_axes(shape, [axis], bool(op.attr("keepdims", 1)))
+
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        """Nothing where another axis has no elements, whatever there is along this one."""
+        shape, axis = list(operands[0].shape), op.attr("axis", 0) % operands[0].ndim
+        along, shape[axis] = shape[axis], 1
+        if along or 0 not in shape:
+            return super().evaluate(op, *operands)
+        nothing = np.zeros(shape, np.int64)
+        return nothing if op.attr("keepdims", 1) else nothing.squeeze(axis)
 
 
 @op("ArgMax")

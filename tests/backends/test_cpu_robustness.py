@@ -208,6 +208,19 @@ def test_reductions_of_nothing(operator: str) -> None:
             same_as_reference(network, {"x": floats(*shape)})
 
 
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_places_in_nothing(axis: int, keepdims: int) -> None:
+    """There are none where another axis has no elements; else it is an error to ask for one."""
+    network = model("argmax", {"x": CUBE}, axis=axis, keepdims=keepdims)
+    for shape in ((0, 0), (0, 3), (2, 0)):
+        if shape[axis] == 0 and shape[1 - axis]:
+            with pytest.raises(ExecutionError, match="no elements"):
+                tilewright.compile(network, target="cpu").run({"x": floats(*shape)})
+        else:
+            same_as_reference(network, {"x": floats(*shape)})
+
+
 @pytest.mark.parametrize("operator", ["relu", "softmax", "transpose"])
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
 def test_maps_and_rows_of_nothing(operator: str, shape: tuple[int, ...]) -> None:

@@ -35,6 +35,7 @@ def network() -> Module:
         (lambda m: tilewright.save(m, None), "path must be the name of a file, not NoneType"),
         (lambda m: tilewright.save(m, "x.onnx", opset="17"), "opset must be the version of an opset, not str"),
         (lambda m: tilewright.compile(m, threads="2"), "threads must be a number of threads, not str"),
+        (lambda m: tilewright.compile(m, threads=10**9), "threads must be at least 1 and at most 1024, got 1000000000"),
         (lambda m: tilewright.compile(m).run([1]), "feeds must be a dict of arrays by input name, not list"),
         (lambda m: tilewright.parity(m, m, feeds=[1]), "feeds must be a dict of arrays by input name, not list"),
         (lambda m: tilewright.parity(m, m, runs="2"), "runs must be a number of runs, not str"),
