@@ -46,16 +46,25 @@ class StreamedRows(RowsBuilder):
         self.position = 0
         self.before: _Before | None = None
         self.makes_results = False
+        # Of which tensors the next block of columns is asked for.
+        self.asked = self.operands
 
     # ---- units one after another -------------------------------------------------------------------------------------
 
     def units(self) -> None:
         self.take_scratch()
         if self.by_column:
-            self.b.branch(self.has_whole_vectors(), self.chained, self.one_by_one)
+            self.b.branch(self.has_whole_vectors(), self.chained, self.in_caches)
         else:
             self.chained()
         self.b.fence()
+
+    def in_caches(self) -> None:
+        """Units whose results cannot go past the caches: elements wait in the result, whose lines are needed anyway."""
+        if self.kernel.results[0].dtype is self.dtype:
+            self.stage = "y0"
+        self.asked = [*self.operands, "y0"]
+        self.one_by_one()
 
     def has_whole_vectors(self) -> Operand:
         """Whether blocks of columns are full, and all their vectors lie in the result at multiples of their size."""
@@ -143,11 +152,12 @@ class StreamedRows(RowsBuilder):
     def prefetch_block(self, places: dict[str, Operand]) -> None:
         """Ask for the same place of the next block of columns."""
         b, columns = self.b, self.width * self.lanes
-        for name in self.operands:
+        for name in self.asked:
             stride = self.inner_stride(name)
-            if not isinstance(stride, Value) and stride == 1:
-                for column in range(0, columns, max(self.lanes, 512 // self._bits(name))):
-                    b.prefetch(b[name], b.add(places[name], columns + column), level=2)
+            if isinstance(stride, Value) or stride != 1:
+                continue
+            for column in range(0, columns, max(self.lanes, 512 // self._bits(name))):
+                b.prefetch(b[name], b.add(places[name], columns + column), level=2, writes=name[0] == "y")
 
     def stretch(
         self, places: dict[str, Operand], totals: Sequence[Value], step: Step, begin: Operand = 0
