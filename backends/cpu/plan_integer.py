@@ -59,8 +59,8 @@ class Zero:
 class Factors:
     """Matrices of one batch as views: a [batch, m, k], b [batch, k, n], c and extras [batch, m, n].
 
-    `weight` is what b is found by if it is constant, `static` says that m is the same in every run. With `patches` a is
-    the images that the rows of the left factor are seen in.
+    `weight` is what b is found by if it is constant, `static` says that m is the same in every run, though there may be
+    more or fewer matrices. With `patches` a is the images that the rows of the left factor are seen in.
     """
 
     a: View
@@ -105,7 +105,8 @@ def plan_integer_gemm(planner: Planner, op: Operation) -> None:
     factors = Factors(
         a.broadcast((*batch, *a.shape[-2:])), b.broadcast((*batch, *b.shape[-2:])), c, extras,
         _zero(planner, left_zero, (*batch, m, 1), -2), _zero(planner, right_zero, (*batch, 1, n), -1),
-        None if constant is None else ("words", constant, b.layout), planner.is_static(op.result),
+        None if constant is None else ("words", constant, b.layout),
+        planner.is_fixed([left, right, op.result], [a, b, c, *extras], 2),
     )  # fmt: skip
     factors = _one_matrix(factors)
     zeros = (factors.a_zero.view, factors.b_zero.view)
@@ -147,6 +148,7 @@ def _one_matrix(factors: Factors) -> Factors:
     return replace(
         factors, a=a, b=_matrix(factors.b), c=c, extras=tuple(extras), a_zero=replace(factors.a_zero, view=zero),
         b_zero=replace(factors.b_zero, view=_matrix(factors.b_zero.view)),
+        static=factors.static and isinstance(space.extents[0], int),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from tilewright.backends.cpu.memory_plan import Lifetime, place, restack, stack_
 from tilewright.backends.cpu.segment import Segment
 from tilewright.backends.cpu.templates import MOST_TEMPLATES, Templates
 from tilewright.backends.reference.interpreter import ReferenceExecutable
-from tilewright.graph.dtypes import f32
+from tilewright.graph.dtypes import f32, u8
 from tilewright.graph.model_builder import Builder
 
 
@@ -46,7 +46,12 @@ def small_image(b: Builder) -> None:
     b.output(b.max_pool(y, kernel_shape=[2, 2]), "y")
 
 
-@pytest.mark.parametrize("model", [heads, small_image])
+def bytes_times_bytes(b: Builder) -> None:
+    x = b.input("x", u8["n", 6, 32])
+    b.output(b.matmul_integer(x, b.transpose(x, perm=[0, 2, 1])), "y")
+
+
+@pytest.mark.parametrize("model", [heads, small_image, bytes_times_bytes])
 def test_a_batch_of_any_size_has_kernels_for_what_is_in_it(model: Callable[[Builder], None]) -> None:
     b = Builder("model")
     model(b)
@@ -55,7 +60,7 @@ def test_a_batch_of_any_size_has_kernels_for_what_is_in_it(model: Callable[[Buil
     rest = module.main.inputs[0].type.shape[1:]
     rng, counts = np.random.default_rng(5), []
     for n in (1, 2, 3, 7, 2, 40):
-        x = rng.standard_normal((n, *rest)).astype(np.float32)
+        x = rng.uniform(0, 9, (n, *rest)).astype(module.main.inputs[0].type.dtype.numpy)
         ours, theirs = executable.run({"x": x})["y"], reference.run({"x": x})["y"]
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
         counts.append(len(executable._shared.library.kernels))
