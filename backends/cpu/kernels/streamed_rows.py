@@ -9,6 +9,13 @@ computes and asks for the unit after that:
 That is the pass that puts elements on the stage: each leaves its place just before the next one takes it, so the line
 is in the first cache already. How a unit is computed, and in which order it is added up, does not depend on the one
 that it is laid together with, nor on where its results lie.
+
+On one core with 2 MiB of second cache, where a copy past the caches takes 0.42 ns for an f32: reading alone 0.55 (page
+after page) or 0.21 (four pages at a time), writing alone 0.22, exp and its sum from the second cache 0.21. A softmax of
+32,000 columns, pass after pass, took 0.59 and takes 0.41-0.43. Slower than 80 % of a copy are rows of 512 KiB, of which
+three nearly fill that cache (0.52); columns of 512 rows and more, whose blocks touch few lines in each of as many pages
+(0.66, 1,000 rows 0.85); and columns whose rows begin anywhere in a line, which are stored like anything else, so that
+each line is read before it is written (0.73-0.99).
 """
 
 from __future__ import annotations
