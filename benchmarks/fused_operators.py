@@ -134,7 +134,7 @@ def measure(name: str, dtype: Any, threads: int, repeat: int) -> list[str]:
     whole, apart = medians([fused, parts], feeds, threads, repeat)
     ratio = f"{apart / whole:.2f}" if whole and apart else "-"
     shown = ["does not run" if time is None else f"{time:.0f}" for time in (whole, apart)]
-    return [name, str(dtype), str(opset), *shown, ratio, "parts" if why_in_parts(op) else "operator"]
+    return [name, str(dtype), str(opset), *shown, ratio, "parts" if why_in_parts(op, opset) else "operator"]
 
 
 def measure_own(name: str, threads: int, repeat: int) -> list[str]:

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from ..graph.module import Module
     from ..graph.rewriter import Rewriter
 
-# The opset since which the standard has Attention.
-FIRST_OPSET = 23
+# Opsets that have Attention, in a version that ONNX Runtime 1.32 has a kernel for.
+OPSETS = range(23, 25)
 # Element types that Attention takes.
 _FLOATS = ("f32", "f16", "bf16", "f64")
 
@@ -332,7 +332,7 @@ class FuseAttention(RulePass):
 
     def run(self, module: Module, context: PassContext) -> bool:
         # Where Attention will be taken apart again, a Reshape of each operand would be one too many, and so is a scale.
-        has_operator = module.opsets.get("", 0) >= FIRST_OPSET
+        has_operator = module.opsets.get("", 0) in OPSETS
         flat = self.whole or has_operator
         rules = [EinsumToProducts(flat), FusedAttention(flat), AttentionPast(), AttentionOperands(flat)]
         if not self.whole:

@@ -21,7 +21,7 @@ from ..graph.location import NodeLocation
 from ..graph.opdef import lookup
 from ..graph.ops.attention_masks import has_further_masks, replaces_scores
 from ..graph.ops.attention_parts import Heads, heads_of
-from .fuse_attention import FIRST_OPSET
+from .fuse_attention import OPSETS
 from .fuse_attention_scores import near
 from .fuse_attention_views import shape_of
 from .fuse_for_onnxruntime_activations import DOMAIN
@@ -93,7 +93,7 @@ class RuntimeAttention(OpRule):
         found = plan(m)
         if isinstance(found, Mismatch):
             return near(found.reason, *found.culprits)  # it is an attention, so each refusal is a near miss
-        if self.opset >= FIRST_OPSET and found.is_grouped and not found.has_known_lengths and is_standard(m.root):
+        if self.opset in OPSETS and found.is_grouped and not found.has_known_lengths and is_standard(m.root):
             return m.fail("the standard's Attention needs no lengths as operands, and the opset has it", m.root)
         if self.only_projected and not found.projections:
             return m.fail("a function of Attention does as well", m.root)

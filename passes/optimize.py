@@ -8,8 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..graph import dtypes
 from ..graph.data import TensorData
 from ..graph.diagnostics import UsageError
+from ..graph.infer import InferenceContext
+from ..graph.ops.attention_parts import dtype_of_value
+from ..graph.ops.masked_rows import rows_may_be_masked
 from .context import Fusion, PassContext
 from .manager import PassManager
 from .pipelines import EXACTNESS, preset
@@ -20,6 +24,10 @@ if TYPE_CHECKING:
     from .fusions import MissedFusion
     from .instruments import Instrument
     from .report import PipelineReport
+
+
+# The first opset whose Attention ONNX Runtime 1.32 has no kernel for.
+_FUNCTION_OPSET = 25
 
 
 @dataclass(frozen=True)
@@ -163,10 +171,32 @@ def optimize(
         context = PassContext(exactness=EXACTNESS[level] if passes is None else "approximate")
     before = summarize(module)
     if opset is not None:
+        _warn_of_other_kernels(module, opset, context)
         # Operations are held in their newest form whatever this says; passes may ask what can be written.
         module.opsets[""] = opset
     report = manager.run(module, context)
     return OptimizeReport(module, level if passes is None else None, report, before, summarize(module), context.fusions)
+
+
+def _warn_of_other_kernels(module: Module, opset: int, context: PassContext) -> None:
+    """Say which results ONNX Runtime 1.32 gives otherwise at `opset`, for the same operators.
+
+    Up to opset 24 its Attention gives zeros for a query whose keys all have the lowest number added, from 25 on what
+    the standard says.
+    """
+    if not module.opsets.get("", 0) < _FUNCTION_OPSET <= opset:
+        return
+    inference = InferenceContext(module.symbols)
+    for op in module.walk():
+        mask = op.input(3) if op.name == "attention" else None
+        if mask is None or dtype_of_value(mask) is dtypes.bool_ or not rows_may_be_masked(mask, inference):
+            continue
+        context.remark(
+            "optimize/other-kernel",
+            "from opset 25 on ONNX Runtime 1.32 gives a query whose keys all have the lowest number added the mean"
+            " of the values, and gave it zeros before",
+            op.location,
+        )
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:

@@ -108,7 +108,7 @@ class Forms:
 
     def _why_in_parts(self, op: Operation) -> str | None:
         """Why an operator that could be written is not; one that is in the file as it is stays as it is."""
-        return None if self._is_kept(op) else why_in_parts(op)
+        return None if self._is_kept(op) else why_in_parts(op, self.opsets.get(op.domain, 1))
 
     def _is_kept(self, op: Operation) -> bool:
         """Whether an operator is wanted though it has its faults: it is asked for, or in the file as it is."""
@@ -125,7 +125,7 @@ class Forms:
             return False
         if self.keep_fused:
             return size_of_form(op, op.definition.standard_form, self.symbols) is not None
-        return has_kernel(op) and is_shorter_in_standard(op, self.symbols)
+        return has_kernel(op, self.opsets.get(op.domain, 1)) and is_shorter_in_standard(op, self.symbols)
 
     def _has_standard_form_at_all(self, op: Operation) -> bool:
         """Whether the operator may say more than that of the standard, and the opset has that one."""

@@ -25,15 +25,19 @@ class Support:
     """What is known of one operator: the element types of its kernels, or why its parts run better than it.
 
     `objection` looks at one operation and says, as the end of a sentence, why the kernel does not take it.
+    `last_opset` is the newest opset whose version of the operator has a kernel.
     """
 
     dtypes: frozenset[DType] = field(default_factory=frozenset)
     without_kernel: str = ""
     objection: Objection | None = None
+    last_opset: int | None = None
 
-    def reason(self, op: Operation) -> str | None:
+    def reason(self, op: Operation, opset: int) -> str | None:
         if self.without_kernel:
             return self.without_kernel
+        if self.last_opset is not None and opset > self.last_opset:
+            return f"has kernels of it up to opset {self.last_opset} and runs its parts faster"
         type = op.operands[0].type if op.operands and op.operands[0] is not None else None
         if not isinstance(type, TensorType):
             return None
@@ -86,7 +90,7 @@ def _rows_have_elements(op: Operation) -> str | None:
 _FLOATS = frozenset({dtypes.f16, dtypes.f32, dtypes.f64})
 
 SUPPORT: dict[tuple[str, str], Support] = {
-    ("", "Attention"): Support(_FLOATS, objection=_mask_fits),
+    ("", "Attention"): Support(_FLOATS, objection=_mask_fits, last_opset=24),
     ("", "LayerNormalization"): Support(_FLOATS | {dtypes.bf16}, objection=_rows_have_elements),
     ("", "Gelu"): Support(frozenset({dtypes.f32})),
     ("", "RMSNormalization"): Support(_FLOATS, objection=_rows_have_elements),
@@ -97,16 +101,21 @@ SUPPORT: dict[tuple[str, str], Support] = {
 }
 
 
-def has_kernel(op: Operation) -> bool:
-    """Whether ONNX Runtime has a kernel of this operator for its element type, as far as is known."""
+def has_kernel(op: Operation, opset: int) -> bool:
+    """Whether ONNX Runtime has a kernel of this operator for its element type at `opset`, as far as is known."""
     support = SUPPORT.get((op.domain, op.op_type))
     type = op.operands[0].type if op.operands and op.operands[0] is not None else None
     if support is None or not isinstance(type, TensorType):
         return True
+    if support.last_opset is not None and opset > support.last_opset:
+        return False
     return not support.without_kernel and type.dtype in support.dtypes
 
 
-def why_in_parts(op: Operation) -> str | None:
-    """Why ONNX Runtime should be given the parts of `op`, as the end of a sentence; None if the operator is fine."""
+def why_in_parts(op: Operation, opset: int) -> str | None:
+    """Why ONNX Runtime should be given the parts of `op`, as the end of a sentence; None if the operator is fine.
+
+    `opset` is the version of the operator's domain in the file.
+    """
     support = SUPPORT.get((op.domain, op.op_type))
-    return None if support is None else support.reason(op)
+    return None if support is None else support.reason(op, opset)

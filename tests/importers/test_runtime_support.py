@@ -142,3 +142,15 @@ def test_a_normalization_of_the_file_stays_as_it_is() -> None:
     )
     assert nodes(file) == ["LayerNormalization"]
     assert nodes(to_proto(tilewright.optimize(file).module)) == ["LayerNormalization"]
+
+
+def test_attention_is_written_as_parts_where_no_kernel_takes_it() -> None:
+    def build(b: Any, x: Any) -> Any:
+        return b.attention(x, x, x)
+
+    module = module_of(build, (1, 2, 4, 8))
+    assert nodes(to_proto(module, opset=24)) == ["Attention"]
+    log = DiagnosticLog()
+    assert nodes(to_proto(module, opset=25, log=log)).count("MatMul") == 2
+    assert "up to opset 24" in log.diagnostics[0].message
+    assert nodes(to_proto(module, opset=25, keep_fused=True)) == ["Attention"]

@@ -114,3 +114,17 @@ def test_the_report_reads_as_tables() -> None:
     assert rows[0].split() == ["pass", "operations", "ms", "rewrites"]
     assert [row.split()[0] for row in rows[2:]] == ["remove-identity", "cse", "dce"]
     assert rows[2].endswith("identity-to-input x2")
+
+
+@pytest.mark.parametrize(("mask", "opset", "said"), [("f32", 25, 1), ("f32", 24, 0), ("bool", 25, 0)])
+def test_an_opset_at_which_a_runtime_has_another_kernel_is_remarked(mask: str, opset: int, said: int) -> None:
+    module = parse(f"""
+        module onnx opsets={{"": 23}}
+        func @main(%q: f32[1, 2, 4, 8], %m: {mask}[4, 4]) -> (%y: f32[1, 2, 4, 8]) {{
+          %0 = attention %q, %q, %q, %m : f32[1, 2, 4, 8]  @"a"#0
+          return %0
+        }}
+        """)
+    context = PassContext()
+    optimize(module, opset=opset, context=context)
+    assert [item.code for item in context.log.diagnostics].count("optimize/other-kernel") == said
