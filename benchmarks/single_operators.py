@@ -121,6 +121,10 @@ CASES: dict[str, tuple[Shape, Build]] = {
     "slice columns": ((8192, 1024), lambda b, x: b.slice(x, whole(100), whole(900), whole(1))),
     "slice, every second": ((8192, 1024), lambda b, x: b.slice(x, whole(0), whole(1024), whole(1), whole(2))),
     "slice, last first": (ROWS, lambda b, x: b.slice(x, whole(1023), whole(-9999), whole(1), whole(-1))),
+    "sequences, reversed": (
+        (128, 64, 128), lambda b, x: b.reverse_sequence(x, choice(128, 64), time_axis=0, batch_axis=1)
+    ),
+    "remainders": (ROWS, lambda b, x: b.mod(x, np.float32(0.7), fmod=1)),
     "depth to space": ((1, 256, 112, 112), lambda b, x: b.depth_to_space(x, blocksize=2)),
     "space to depth": ((1, 64, 224, 224), lambda b, x: b.space_to_depth(x, blocksize=2)),
     "regions, aligned": (
