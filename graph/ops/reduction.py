@@ -220,6 +220,13 @@ class NegativeLogLikelihoodLoss(TensorOp):
     def result_shape(self, op: Operation, context: InferenceContext) -> Sequence[Dim] | None:
         return _loss_shape(op, context)
 
+    def evaluate(self, op: Operation, *operands: Any) -> Any:
+        """Without weights, `onnx.reference` counts labels of -1 that are to be ignored; with weights it does not."""
+        scores, labels, weights = (*operands, None)[:3]
+        if weights is None and op.attr("ignore_index") is not None:
+            weights = np.ones(scores.shape[1], scores.dtype)
+        return super().evaluate(op, scores, labels, *([] if weights is None else [weights]))
+
 
 @op("SoftmaxCrossEntropyLoss")
 class SoftmaxCrossEntropyLoss(OpDefinition):

@@ -55,3 +55,12 @@ def test_scores_of_attention_come_before_softcap() -> None:
     node = helper.make_node("Attention", ["q", "k", "v"], ["y", "", "", "scores"], softcap=2.0, qk_matmul_output_mode=0)
     _, scores = run(model_of(node, feeds, ["y", "scores"], 23), **feeds)
     np.testing.assert_allclose(scores, q @ k.swapaxes(-1, -2) / 2, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("ignored", [-1, 1])
+def test_a_loss_does_not_count_labels_that_are_ignored(ignored: int) -> None:
+    scores = -np.arange(12, dtype=np.float32).reshape(4, 3)
+    feeds = {"x": scores, "t": np.array([ignored, 0, 2, ignored])}
+    node = helper.make_node("NegativeLogLikelihoodLoss", ["x", "t"], ["y"], ignore_index=ignored)
+    (found,) = run(model_of(node, feeds, ["y"], 13), **feeds)
+    np.testing.assert_allclose(found, (3 + 8) / 2)
