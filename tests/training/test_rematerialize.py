@@ -68,19 +68,19 @@ def test_a_transformer_takes_much_less_memory_for_the_same_bits() -> None:
 
 @pytest.mark.slow
 def test_the_cpu_target_keeps_less_too() -> None:
-    step = transformer_step()
-    small, _ = rewritten(step, f'rematerialize{{budget=40% dims=["n={BATCH}"]}}')
+    step, rows = transformer_step(), 3 * BATCH  # so many that results take more than kernels need for themselves
+    small, _ = rewritten(step, f'rematerialize{{budget=40% dims=["n={rows}"]}}')
     random = np.random.default_rng(0)
     batch = {
-        "x": random.standard_normal((BATCH, LENGTH, WIDTH)).astype(np.float32),
-        "target": random.integers(0, 4, (BATCH, LENGTH)),
+        "x": random.standard_normal((rows, LENGTH, WIDTH)).astype(np.float32),
+        "target": random.integers(0, 4, (rows, LENGTH)),
     }
     whole, less = train.Trainer(step, threads=1), train.Trainer(small, threads=1)
     # Other neighbours make other kernels, which may round otherwise.
     for _ in range(3):
         assert whole.step(batch) == pytest.approx(less.step(batch), rel=1e-5)
     kept = [trainer.executable.report()["arena_bytes"] for trainer in (whole, less)]
-    assert kept[1] <= 0.75 * kept[0]
+    assert kept[1] <= 0.55 * kept[0]
 
 
 def test_little_time_is_spent_where_little_is_allowed() -> None:
