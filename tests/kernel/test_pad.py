@@ -50,6 +50,15 @@ def test_modes(mode: str, shape: tuple[int, ...]) -> None:
         assert np.array_equal(y, expected)
 
 
+@pytest.mark.parametrize(("mode", "size"), [("reflect", 3), ("reflect", 2), ("wrap", 3)])
+def test_borders_far_wider_than_the_operand_take_few_pieces(mode: str, size: int) -> None:
+    x = random.integers(0, 99, (size,))
+    y = np.full(size + 3000, -1)
+    carry_out(pad_pieces((size,), (1000,), (2000,), mode), x, y)
+    assert np.array_equal(y, np.pad(x, (1000, 2000), mode=mode))
+    assert len(pad_pieces((size,), (2**31,), (2**31,), mode)) < 80
+
+
 def test_negative_widths_cut_off() -> None:
     x = random.integers(0, 99, (5, 6))
     y = np.full((6, 4), -1)

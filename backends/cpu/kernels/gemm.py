@@ -54,7 +54,7 @@ _SHORT = 256
 _TURNED_COLUMNS = 64
 _LINE, _WAYS = 64, 16
 # With so many numbers in B, tiles of few different heights do for any number of rows: it stays near the registers.
-_SMALL_RIGHT = 1 << 16
+_SMALL_RIGHT = 1 << 14
 _LOW_TILE = 8
 
 
@@ -158,7 +158,8 @@ def choose_tiling(
         block = min(block, max(least, -(-m // blocks)))
     tiling = Tiling(rows, vectors, lanes, depth, block, unroll=4 if m is not None else 2, pack_a=turned)
     if m is None and (not packed or (n is not None and k is not None and n * k <= _SMALL_RIGHT)):
-        low = min(rows, _LOW_TILE)
+        # One that is not packed is copied for each block, which fewer, higher tiles pay for.
+        low = min(rows, _LOW_TILE) if packed else rows
         return replace(tiling, rows=low, block=block // low * low, few_heights=True)
     if not packed:
         direct = b_column == 1 and m is not None and m <= _DIRECT_ROWS and _stays(machine, b_k, depth, element)

@@ -78,22 +78,18 @@ def _borders(wide: int, low: int, inside: int, mode: str) -> Iterator[tuple[int,
         if high < wide:
             yield high, wide - high, high - 1, 0
         return
-    # A border wider than the inside is filled by parts, each of which continues the one before.
-    most = inside - 1 if mode == "reflect" else inside
+    # What is there already repeats itself, so each part may be as long as all before it: a few parts for any border.
+    period = 2 * (inside - 1) if mode == "reflect" else inside
     first, end = low, high
     while first:
-        count = min(most, first)
-        if mode == "reflect":
-            yield first - count, count, first + count, -1
-        else:
-            yield first - count, count, first - count + inside, 1
+        whole = (high - first) // period * period
+        count = min(whole or inside - 1, first)
+        yield (first - count, count, first - count + whole, 1) if whole else (first - count, count, first + count, -1)
         first -= count
     while end < wide:
-        count = min(most, wide - end)
-        if mode == "reflect":
-            yield end, count, end - 2, -1
-        else:
-            yield end, count, end - inside, 1
+        whole = end // period * period
+        count = min(whole or inside - 1, wide - end)
+        yield (end, count, end - whole, 1) if whole else (end, count, end - 2, -1)
         end += count
 
 
