@@ -121,16 +121,15 @@ def build_masks(
     terms = _merged(b, terms, inference)
     values = [_four_dims(b, _where_it_counts(b, term), mask.few_dims) for term in terms]
     fills = [-np.inf if term.fill is None else term.fill for term in terms]
-    attributes: dict[str, object] = {}
-    if fills[0] != -np.inf:
-        attributes["masked_score"] = fills[0]
+    # Said of -inf, too: the standard's operator, which a file may have, has no such attribute and adds.
+    attributes: dict[str, object] = {} if terms[0].fill is None else {"masked_score": fills[0]}
     if len(terms) > 1:
         return values, {**attributes, "further_scores": tuple(fills[1:]), "masking": "plain"}
     shape = shape_of(values[0])
     covers = bool(shape) and prove_equal(shape[-1], keys) is True if shape is not None else False
     hides = fills[0] <= lowest(mask.dtype.numpy)
     if covers and hides and not rows_may_be_masked(values[0], inference):
-        return values, {}
+        return values, {} if terms[0].fill is None else {"masked_score": -np.inf}
     return values, {**attributes, "masking": "plain"}
 
 

@@ -17,7 +17,6 @@ from ..graph import dtypes
 from ..graph.builder import OpBuilder
 from ..graph.core import AttributeValue, Operation, Value
 from ..graph.dims import Dim, prove_equal
-from ..graph.location import NodeLocation
 from ..graph.opdef import lookup
 from ..graph.ops.attention_masks import has_further_masks, replaces_scores
 from ..graph.ops.attention_parts import Heads, heads_of
@@ -97,7 +96,7 @@ class RuntimeAttention(OpRule):
             return m.fail("the standard's Attention needs no lengths as operands, and the opset has it", m.root)
         if self.only_projected and not found.projections:
             return m.fail("a function of Attention does as well", m.root)
-        if self.only_projected and _replaces_scores(m.root):
+        if self.only_projected and replaces_scores(m.root):
             return m.fail("a function of Attention does not add to scores that are replaced", m.root)
         return True
 
@@ -129,19 +128,13 @@ class RuntimeAttention(OpRule):
             dead = before
 
 
-def _replaces_scores(op: Operation) -> bool:
-    """Whether the model puts numbers in the place of scores; the standard's operator, which a file may have, only adds
-    to them, as those of ONNX Runtime do."""
-    return replaces_scores(op) and not isinstance(op.location, NodeLocation)
-
-
 def _remark_differences(m: Match, op: Operation) -> None:
     """What these operators do otherwise than `op` where operands are not finite."""
     if op.attr("masking") == "nan-to-zero":
         m.context.remark("fuse-for-onnxruntime/nan", "attention gives NaN where an operand is NaN, not 0", op.location)
         return
     code = "fuse-for-onnxruntime/hidden-keys"
-    if _replaces_scores(op) and not m.context.log.has(code):
+    if replaces_scores(op) and not m.context.log.has(code):
         text = "adds to the scores of hidden keys, which the model replaces: one that holds NaN or infinity gives NaN"
         m.context.remark(code, f"attention {text}", op.location)
 

@@ -54,8 +54,12 @@ def has_further_masks(op: Operation) -> bool:
 
 
 def replaces_scores(op: Operation) -> bool:
-    """Whether a mask puts numbers in the place of scores, where the standard's operator only adds."""
-    return any(mask.score is not None for mask in masks_of(op))
+    """Whether the model puts numbers in the place of scores.
+
+    The standard's operator, which a file may have, only adds; it has no `masked_score`.
+    """
+    is_written_out = "masked_score" in op.attributes or has_further_masks(op)
+    return is_written_out and any(mask.score is not None for mask in masks_of(op))
 
 
 def not_absorbing(masks: Sequence[AttentionMask], dtype: DType) -> float | None:
