@@ -60,8 +60,9 @@ class Attention(OpDefinition):
     q, k and v are [batch, heads, length, size], or [batch, length, heads * size] with the numbers of heads as
     attributes. Past keys and values come before the new ones; the results hold both.
 
-    A boolean mask puts a number in the place of each score that it rules out, so that a hidden key may hold anything.
-    (In the standard -inf is added, which NaN and infinity survive.)
+    With `masked_score`, a boolean mask puts that number in the place of each score that it rules out, so that a hidden
+    key may hold anything. In the standard -inf is added, which NaN and infinity survive; kernels and parts choose
+    there, too.
 
     Three attributes are ours, for attention that a model writes out, and so are operands after those of the standard:
     they are never written, an operation that has them is written as what it is made of (or as Attention, where that is
@@ -104,13 +105,10 @@ class Attention(OpDefinition):
 
         # onnx.reference gives scores to which softcap was applied already where those before it are asked for.
         before_softcap = len(op.results) > 3 and op.attr("softcap") and op.attr("qk_matmul_output_mode") == 0
-        is_own = any(name in op.attributes for name in ("masking", "masked_score"))
-        mask = operands[3] if len(operands) > 3 else None
-        if not before_softcap and not is_own and (mask is None or mask.dtype != bool):
+        if not before_softcap and not any(name in op.attributes for name in ("masking", "masked_score")):
             return super().evaluate(op, *operands)
         results = evaluate_by_decomposition(op, operands)
-        if results is None:
-            return super().evaluate(op, *operands)
+        assert results is not None
         return tuple(results)
 
     def decompose(self, op: Operation, builder: OpBuilder) -> Sequence[Value] | None:
