@@ -12,7 +12,7 @@ a parameter and its averages reads and writes each of them once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,13 +49,12 @@ class FuseKernels(Pass):
 
     def run(self, module: Module, context: PassContext) -> bool:
         before = context.applications
-        for function in module.all_functions():
-            for block in kernel_blocks(function.block):
-                self._sweep(block, module, context, _into_consumer)
-                # What follows a product of integers may end in bytes that the next map goes on with.
-                while self._sweep(block, module, context, _into_producer) and context.may_apply:
-                    pass
-                self._sweep(block, module, context, join_with_source)
+        for block in kernel_blocks(module):
+            self._sweep(block, module, context, _into_consumer)
+            # What follows a product of integers may end in bytes that the next map goes on with.
+            while self._sweep(block, module, context, _into_producer) and context.may_apply:
+                pass
+            self._sweep(block, module, context, join_with_source)
         return context.applications > before
 
     def _sweep(
@@ -101,12 +100,18 @@ class Fuser:
                 rewriter.erase(earlier)
 
 
-def kernel_blocks(block: Block) -> list[Block]:
+def kernel_blocks(module: Module) -> Iterator[Block]:
+    """All blocks of operations that may be kernels; not the bodies of those that are."""
+    for function in module.all_functions():
+        yield from _with_inner_blocks(function.block)
+
+
+def _with_inner_blocks(block: Block) -> list[Block]:
     found = [block]
     for op in block:
         for region in op.regions.values():
             if op.definition.domain != "kernel":
-                found += kernel_blocks(region.block)
+                found += _with_inner_blocks(region.block)
     return found
 
 

@@ -50,17 +50,16 @@ class FuseRows(Pass):
 
     def run(self, module: Module, context: PassContext) -> bool:
         before = context.applications
-        for function in module.all_functions():
-            for block in kernel_blocks(function.block):
-                for op in reversed(list(block)):
-                    if op.parent is not None and op.name == "kernel.map" and context.may_apply:
-                        group = _group(op)
-                        if group is not None:
-                            group.replace(module, context)
-                for join in (join_moments, join_reductions):
-                    for op in list(block):
-                        if op.parent is not None and context.may_apply and is_reduction(op, ("sum", "mean")):
-                            join(op, module, context)
+        for block in kernel_blocks(module):
+            for op in reversed(list(block)):
+                if op.parent is not None and op.name == "kernel.map" and context.may_apply:
+                    group = _group(op)
+                    if group is not None:
+                        group.replace(module, context)
+            for join in (join_moments, join_reductions):
+                for op in list(block):
+                    if op.parent is not None and context.may_apply and is_reduction(op, ("sum", "mean")):
+                        join(op, module, context)
         return context.applications > before
 
 

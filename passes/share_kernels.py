@@ -53,12 +53,11 @@ class ShareKernels(Pass):
     def run(self, module: Module, context: PassContext) -> bool:
         before = context.applications
         groups: dict[Hashable, list[_Kernel]] = {}
-        for function in module.all_functions():
-            for block in kernel_blocks(function.block):
-                for op in block:
-                    kernel = _Kernel.of(op)
-                    if kernel is not None:
-                        groups.setdefault(kernel.key, []).append(kernel)
+        for block in kernel_blocks(module):
+            for op in block:
+                kernel = _Kernel.of(op)
+                if kernel is not None:
+                    groups.setdefault(kernel.key, []).append(kernel)
         for group in groups.values():
             _share(group, module, context)
         return context.applications > before
