@@ -13,8 +13,17 @@ from ...graph.kernel.bodies import signature
 from ...graph.kernel.kernel_base import epilogue_of, extras_of
 from ...graph.kernel.scalar_emitter import computed_in
 from ...graph.kernel.strided import Shape, Strided, broadcast_shapes
+from ...graph.kernel.tracing import Number, apply
 from ...graph.types import ScalarType, VectorType
-from .kernels.reduce import Reduce, Total, build_reduce, piece_length, reduce_arguments, reduce_units
+from .kernels.reduce import (
+    Reduce,
+    Total,
+    build_reduce,
+    has_many_rows,
+    piece_length,
+    reduce_arguments,
+    reduce_units,
+)
 from .kernels.rows import (
     RowFunction,
     RowKernel,
@@ -152,31 +161,40 @@ def reduce_views(
     main = next((view for view in sources if 0 not in view.strides), sources[0])
     tensors = [*sources, *results, *others]
     rows = split_rows(shape, axes, [main.strides, *(view.strides for view in tensors)])
-    piece = piece_length(rows.along, rows.outer, rows.row)
+    piece = _piece(rows)
     count = len(sources)
     if piece:
-        piece = int(piece)
-        pieces = -(-rows.row[0] // piece)
-        outer = rows.outer
+        outer, pieces = rows.outer, -(-rows.row[0] // piece)
         partial = [planner.allocate((pieces, *outer), dtype) for dtype in work.dtypes]
+        step, places = partial[0].strides[0], [part.strides[1:] for part in partial]
         none = (0,) * len(rows.row)
-        stage = Rows(outer, rows.row, [*rows.outer_strides[: count + 1], *(part.strides[1:] for part in partial)],
+        stage = Rows(outer, rows.row, [*rows.outer_strides[: count + 1], *places],
                      [*rows.row_strides[: count + 1], *(none for _ in partial)], rows.along)  # fmt: skip
         first = Reduction(work.combine, work.dtypes, work.prologue, Function(None, None))
-        _emit(planner, op, first, stage, sources, partial, [], piece, partial[0].strides[0])
+        _emit(planner, op, first, stage, sources, partial, [], piece, step)
         # What is left: rows of pieces, everything else over the outer dims as they were joined.
-        columns = rows.outer_strides[count + 1 :]
-        seen = [_flat(view, outer, strides) for view, strides in zip((*results, *others), columns, strict=True)]
-        second = Reduction(work.combine, work.dtypes, Function(None, None), work.epilogue)
-        split = len(results)
-        reduce_views(planner, op, second, (pieces, *outer), [0], partial, seen[:split], seen[split:])
-        return
+        rest = rows.outer_strides[count + 1 :]
+        rows = Rows(outer, (pieces,), [places[0], *places, *rest],
+                    [(step,), *((step,) for _ in partial), *((0,) for _ in rest)], rows.along)  # fmt: skip
+        sources, work = partial, Reduction(work.combine, work.dtypes, Function(None, None), work.epilogue)
     _emit(planner, op, work, rows, sources, results, others, 0, 0)
 
 
-def _flat(view: View, outer: Shape, strides: Sequence[int]) -> View:
-    """A view over (pieces, *outer)."""
-    return view.seen(Strided((1, *outer), (0, *strides), view.layout.offset)).broadcast((1, *outer))
+def _piece(rows: Rows) -> int:
+    """`piece_length`. Rows whose extents are open are always cut, if only into one piece, unless there are many of
+    them: plans for all sizes then have the same calls, and follow from each other."""
+    sizes = (*rows.outer, *rows.row)
+    if not any(isinstance(size, Number) for size in sizes):
+        return piece_length(rows.along, rows.outer, rows.row)
+    if has_many_rows(rows.along, rows.outer):
+        return 0
+    count = len(rows.outer)
+
+    def steps(*sizes: int) -> int:
+        return piece_length(rows.along, sizes[:count], sizes[count:]) or max(1, sizes[count])
+
+    length: int = apply(steps, *sizes)
+    return length
 
 
 def _emit(
@@ -195,14 +213,15 @@ def _emit(
     static = all(planner.is_static(value) for value in (*op.results, *op.operand_values))
     views = rows.views([view.dtype for view in tensors], static)
     seen = [TensorView(view.dtype, view.outer) for view in views]
+    known_piece = piece if static or not piece else None
     kernel = Reduce(
         sizes_of(rows.outer, static), sizes_of(rows.row, static), tuple(views[:count]),
         tuple(Total(work.combine, dtype) for dtype in work.dtypes), tuple(seen[count:behind]), tuple(seen[behind:]),
-        work.prologue.body, work.epilogue.body, rows.along, piece,
+        work.prologue.body, work.epilogue.body, rows.along, known_piece,
     )  # fmt: skip
     name = f"reduce_{work.combine}_{'x'.join(map(str, rows.row))}"
     key = ("reduce", kernel.outer, kernel.row, kernel.operands, kernel.totals, kernel.results, kernel.others,
-           kernel.along, piece, work.prologue.key, work.epilogue.key)  # fmt: skip
+           kernel.along, known_piece, work.prologue.key, work.epilogue.key)  # fmt: skip
     machine = planner.machine
     compiled = planner.library.get(key, lambda name: build_reduce(name, kernel, machine), name)
     groups = zip("xyo", (sources, results, others), strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +41,7 @@ from .kernels.conv import (
 from .kernels.conv_transpose import phase_filters, transposed_phases
 from .kernels.depthwise import (
     MOST_TAPS,
+    Blocks,
     Depthwise,
     DepthwiseTiling,
     build_depthwise,
@@ -485,7 +487,10 @@ def _call_depthwise(
     name = f"depthwise_{'x'.join(map(str, window.kernel))}_{kernel.channels}"
     compiled = planner.library.get(key, lambda name: build_depthwise(name, kernel, tiling), name)
     taps = taps_of(kernel, tiling)
-    blocks = depthwise_blocks(kernel, tiling, machine, places[1], places[2], planner.threads)
+    together = apply(
+        lambda rows, pixels: depthwise_blocks(kernel, tiling, machine, rows, pixels, planner.threads), *places[1:]
+    )  # fmt: skip
+    blocks = Blocks(*(apply(operator.attrgetter(name), together) for name in ("rows", "channels")))
     given = _arguments(planner, start, x, y, extras) | {"w": planner.buffer(taps)}
     given |= {"row_blocks": blocks.rows, "channel_blocks": blocks.channels}
     if kernel.has_zero:

@@ -118,6 +118,21 @@ def test_plans_beyond_the_last_template_have_the_kernels_of_those_before() -> No
     assert len(executable._shared.library.kernels) == count
 
 
+@pytest.mark.parametrize("widths", [(34, 300, 2000, 40), (2000, 34, 300)])
+def test_rows_of_any_length_and_images_of_any_width_share_a_template(widths: tuple[int, ...]) -> None:
+    b = Builder("model")
+    x = b.input("x", f32[1, 32, 16, "width"])
+    y = b.conv(x, weights(32, 1, 5, 5), pads=[2, 2, 2, 2], group=32)
+    b.output(b.mul(y, b.global_average_pool(y)), "y")
+    module = b.build()
+    executable, reference = CpuExecutable(module, 2), ReferenceExecutable(module)
+    for width in widths:
+        x = weights(1, 32, 16, width)
+        y, wanted = executable.run({"x": x})["y"], reference.run({"x": x})["y"]
+        np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
+    assert [len(templates._found) for templates in executable._templates.values()] == [1]
+
+
 def test_weights_stored_as_bytes_are_packed_once() -> None:
     b = Builder("model")
     x = b.input("x", f32["n", 40])

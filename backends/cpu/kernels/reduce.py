@@ -124,8 +124,7 @@ def piece_length(along: Along, outer: Sequence[int], row: Sequence[int]) -> int:
     """
     elements, rows = math.prod(row), math.prod(outer)
     read = elements * rows
-    tasks = rows if along == "row" else math.prod(outer[:-1]) * -(-outer[-1] // 64)
-    if not row or tasks >= 64 or read < 4 * _PIECE or elements < 1024:
+    if not row or has_many_rows(along, outer) or read < 4 * _PIECE or elements < 1024:
         return 0
     inner = elements // row[0] if row[0] else 1
     # A step of columns reads all of them.
@@ -133,6 +132,11 @@ def piece_length(along: Along, outer: Sequence[int], row: Sequence[int]) -> int:
     # Pieces of whole sets of vectors, where vectors run along this dim.
     steps = -(-steps // 1024) * 1024 if along == "row" and len(row) == 1 else steps
     return steps if steps < row[0] else 0
+
+
+def has_many_rows(along: Along, outer: Sequence[int]) -> bool:
+    """Whether threads find enough work without cutting rows."""
+    return (math.prod(outer) if along == "row" else math.prod(outer[:-1]) * -(-outer[-1] // 64)) >= 64
 
 
 def _widest(kernel: Reduce) -> DType:
