@@ -9,7 +9,7 @@ convolutional neural networks"): F(m x m, 3 x 3) makes m x m outputs of a tile o
         tiles of the block: sums are transformed back, and the epilogue is applied in registers
 
 Rounding: with standard normal inputs and filters of 64 to 512 channels, the largest difference from exact sums is, in
-parts of the largest sum, 3e-7 to 8e-7 for m = 2 and 7e-6 to 2e-5 for m = 4; direct convolution has 1e-6 to 3e-6, since
+parts of the largest sum, 3e-7 to 8e-7 for m = 2 and 6e-6 to 2e-5 for m = 4; direct convolution has 1e-6 to 3e-6, since
 its sums are longer. An infinite input makes all outputs of its tiles NaN, where direct convolution gives infinities to
 those that see it.
 """
