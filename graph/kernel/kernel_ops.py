@@ -195,7 +195,8 @@ class Windowed(KernelOp):
         def place(axis: int, *spatial: int) -> int:
             return number(window.output(op, spatial)[axis])
 
-        places = [apply(place, axis, *x[2:]) for axis in range(len(x) - 2)]
+        # Sizes that stay are the same numbers in a trace, and so is what follows from them.
+        places = [size if window.keeps(axis) else apply(place, axis, *x[2:]) for axis, size in enumerate(x[2:])]
         return [(x[0], self.channels(op, shapes), *places)]
 
 

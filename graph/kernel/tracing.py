@@ -14,6 +14,8 @@ from typing import Any
 
 from ..diagnostics import TilewrightError
 
+_COMMUTATIVE = (operator.add, operator.mul, operator.eq, operator.ne)
+
 
 class UntraceableError(Exception):
     """A number was used in a way that cannot be recorded."""
@@ -48,6 +50,8 @@ class Trace:
         if self.is_closed:
             raise UntraceableError("a number is used after its trace has ended")
         places = tuple([self.place(operand) for operand in operands])
+        if function in _COMMUTATIVE and places[0] > places[1]:
+            places = places[::-1]
         key = function, places
         found = self._numbers.get(key)
         if found is None:

@@ -98,6 +98,13 @@ class Window:
         reach = self.span(axis) - stride - after
         return count if isinstance(reach, int) and reach >= 0 else dim_min(count, starts)
 
+    def keeps(self, axis: int) -> bool:
+        """Whether there are as many places along a dim as it has elements, whatever its size."""
+        if self.strides[axis] != 1:
+            return False
+        padded = self.before[axis] + self.after[axis]
+        return self.auto_pad in ("SAME_UPPER", "SAME_LOWER") or self.span(axis) == padded + 1
+
     def output(self, op: Operation, spatial: Sequence[Dim]) -> Shape:
         """The spatial dims of the result. Raises `shape/window` if the window is larger than a padded dim."""
         result = tuple(self.positions(axis, size) for axis, size in enumerate(spatial))

@@ -42,6 +42,17 @@ def test_other_inputs_give_what_the_program_gives_or_nothing(function: Callable[
             assert found is None or found == [function(*others)]
 
 
+def test_the_order_of_factors_makes_no_other_step() -> None:
+    trace = Trace([4, 5])
+    n, m = trace.inputs
+    assert (n * m).place == (m * n).place
+    assert (n + 3).place == (3 + n).place
+    assert (n - m).place != (m - n).place
+    assert n == m + -1
+    assert (n == 3) is False
+    assert Recipe(trace, [(n * m).place]).follow([6, 7]) == [42]
+
+
 def test_a_comparison_is_a_condition() -> None:
     _, recipe = traced(lambda n: n * 2 if n < 10 else n, 4)
     assert recipe.follow([9]) == [18]
