@@ -29,7 +29,7 @@ from ..graph.dims import prove_equal
 from ..graph.infer import InferenceContext
 from ..graph.location import fuse
 from ..graph.ops.attention import Attention
-from ..graph.ops.attention_masks import FURTHER
+from ..graph.ops.attention_masks import FIRST, FURTHER, has_further_masks
 from ..graph.ops.attention_parts import heads_of
 from ..graph.types import TensorType
 from ..graph.written_forms import is_shorter_in_standard
@@ -39,7 +39,7 @@ from .driver import apply_rules
 from .fold_scale_shift import scalable_behind_movement, scale_constants
 from .fuse_attention_einsum import EinsumToProducts
 from .fuse_attention_forms import Operands, choose_again, choose_operands
-from .fuse_attention_masks import Mask, build_masks, choose_mask
+from .fuse_attention_masks import Mask, build_masks, choose_mask, is_neutral
 from .fuse_attention_past import AttentionPast
 from .fuse_attention_scores import NearMiss, Scores, dtype_of, near, read_scores
 from .fuse_attention_views import shape_of
@@ -271,6 +271,32 @@ class AttentionOperands(OpRule):
         return None
 
 
+class NeutralMask(OpRule):
+    """attention(q, k, v, 0) -> attention(q, k, v), likewise for a condition that is true everywhere"""
+
+    exactness = "reassociates"  # only if the scores are asked for, too: a -0.0 among them stays
+    root: ClassVar[str] = "attention"
+
+    def when(self, m: Match) -> Verdict:
+        op, mask = m.root, shape_of(m.root.input(FIRST))
+        if mask is None or has_further_masks(op) or not is_neutral(op.input(FIRST), m.inference):
+            return m.fail("it has no mask of zeros", op)
+        assert isinstance(op.definition, Attention)
+        scores = op.definition.shapes(op, m.inference)[3]
+        # The standard fills up a mask for too few keys with -inf.
+        if scores is None or not mask or prove_equal(mask[-1], scores[-1]) is not True:
+            return m.fail("the mask may be for fewer keys than there are", op)
+        own = scores[-len(mask) :]
+        fits = len(own) == len(mask) and all(
+            a == 1 or prove_equal(a, b) is True for a, b in zip(mask, own, strict=True)
+        )
+        return fits or m.fail("the mask may widen the scores", op)
+
+    def build(self, b: OpBuilder, m: Match) -> Replacement:
+        m.rewriter.set_operand(m.root, FIRST, None)
+        return None
+
+
 class ScaleIntoWeights(OpRule):
     """attention(reshape(matmul(x, w)), ...) that is written as its parts -> the same with the scale in w
 
@@ -326,7 +352,7 @@ class FuseAttention(RulePass):
     name = "fuse-attention"
     exactness = "reassociates"
     fuses = True
-    rules = (EinsumToProducts, FusedAttention, AttentionPast, AttentionOperands, ScaleIntoWeights)
+    rules = (EinsumToProducts, FusedAttention, AttentionPast, AttentionOperands, NeutralMask, ScaleIntoWeights)
 
     whole: bool = False  # it will be written as one node, also where the opset has no Attention
 
@@ -334,7 +360,7 @@ class FuseAttention(RulePass):
         # Where Attention will be taken apart again, a Reshape of each operand would be one too many, and so is a scale.
         has_operator = module.opsets.get("", 0) in OPSETS
         flat = self.whole or has_operator
-        rules = [EinsumToProducts(flat), FusedAttention(flat), AttentionPast(), AttentionOperands(flat)]
+        rules = [EinsumToProducts(flat), FusedAttention(flat), AttentionPast(), AttentionOperands(flat), NeutralMask()]
         if not self.whole:
             rules.append(ScaleIntoWeights(has_operator))
         changed = apply_rules(module, rules, context)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..graph import dtypes
 from ..graph.core import Value
+from ..graph.data import UnresolvedData
 from ..graph.dims import prove_equal
 from ..graph.ops.masked_rows import lowest, rows_may_be_masked
 from .fuse_attention_forms import Operands, scores_dims
@@ -67,8 +69,27 @@ def choose_mask(
     objection = _widening(scores, operands)
     if objection is not None:
         return objection
+    repeats_key = _repeats_key(scores)
+    if not repeats_key:
+        terms = [term for term in terms if not is_neutral(term.value, inference, term.inverted)]
+        if not terms:
+            return None
     few_dims = len(scores_dims(scores)) == 3 and not scores.reshaped
-    return Mask(terms, dtype, few_dims, scores.windows, _repeats_key(scores))
+    return Mask(terms, dtype, few_dims, scores.windows, repeats_key)
+
+
+def is_neutral(mask: Value | None, inference: InferenceContext, inverted: bool = False) -> bool:
+    """Whether a mask is a constant that changes no weight: zeros to be added, or a condition that hides no score.
+
+    (-0.0 + 0.0 is 0.0, which makes no difference to a softmax.)
+    """
+    data = inference.data(mask)
+    if data is None or isinstance(data, UnresolvedData) or not (data.dtype.is_float or data.dtype is dtypes.bool_):
+        return False
+    array = data.numpy()
+    neutral = data.dtype is dtypes.bool_ and not inverted
+    # The first element tells nearly all masks apart, whose others are not read then.
+    return bool(array.size and array.flat[0] == neutral and (array == neutral).all())
 
 
 def _is_apart(term: Term) -> bool:

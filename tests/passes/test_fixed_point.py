@@ -83,6 +83,26 @@ def zero_bias() -> Module:
     return b.build()
 
 
+def zero_mask() -> Module:
+    """A mask of zeros behind scaled scores, as one that hides nothing folds to."""
+    b = Builder(opset=17)
+    q, k, v = (b.input(name, f32[1, 2, 4, 8]) for name in "qkv")
+    scores = b.mul(b.matmul(q, b.transpose(k, perm=[0, 1, 3, 2])), np.float32(0.5))
+    weights = b.softmax(b.add(scores, np.zeros((4, 4), np.float32)), axis=-1)
+    b.output(b.matmul(weights, v), "y")
+    return b.build()
+
+
+def zero_masks_of_operators() -> Module:
+    """Attention of the standard with masks that hide nothing."""
+    b = Builder(opset=23)
+    q, k, v = (b.input(name, f32[1, 2, 4, 8]) for name in "qkv")
+    for mask in (np.zeros((4, 4), np.float32), np.ones((1, 2, 4, 4), np.bool_)):
+        q = b.attention(q, k, v, mask)
+    b.output(q, "y")
+    return b.build()
+
+
 def rotary_by_position() -> Module:
     """A rotary embedding whose caches are made for one sequence, as functions of positions."""
     b = Builder(opset=23)
@@ -105,6 +125,8 @@ MODELS: dict[str, Callable[[], Module]] = {
     "no-scale": lambda: scaled_attention(0.0),
     "own-number": lambda: scaled_attention(0.3, -5.0),
     "zero-bias": zero_bias,
+    "zero-mask": zero_mask,
+    "zero-masks-of-operators": zero_masks_of_operators,
     "rotary-by-position": rotary_by_position,
 }
 # Models whose form differs from opset to opset.
@@ -150,6 +172,14 @@ def test_heads_are_turned_side_by_side_where_attention_is_one_node() -> None:
     assert operators["Transpose"] == 0
     assert operators["RotaryEmbedding"] == 2
     assert operators["Attention"] == 1
+
+
+def test_masks_that_hide_nothing_vanish() -> None:
+    assert Counter(node.op_type for node in optimized(zero_mask(), 17, {}).graph.node)["Add"] == 0
+    operators = [
+        node for node in optimized(zero_masks_of_operators(), 23, {}).graph.node if node.op_type == "Attention"
+    ]
+    assert [len(node.input) for node in operators] == [3, 3]
 
 
 def test_parts_are_cleaned_unless_that_is_not_wanted() -> None:

@@ -398,3 +398,18 @@ def test_a_scale_that_is_not_exact_in_f32_stays_outside_for_f64():
     assert names == ["mul", "attention"]
     attention = next(op for op in model.walk() if op.name == "attention")
     assert attention.attributes["scale"] == 1.0
+
+
+@pytest.mark.refusal
+@pytest.mark.parametrize(("shape", "dynamic"), [((S, T - 1), False), ((S, 1), False), ((1, 1), True)])
+def test_zeros_for_fewer_keys_stay(shape, dynamic):
+    """The standard fills up such a mask with -inf: it hides the other keys."""
+
+    def build(b):
+        q, k, v = four(b, dynamic)
+        b.output(b.attention(q, k, v, np.zeros(shape, np.float32)), "y")
+
+    module = model_of(build)
+    PassManager.parse("fuse-attention").run(module)
+    (attention,) = (op for op in module.walk() if op.name == "attention")
+    assert attention.input(3) is not None
