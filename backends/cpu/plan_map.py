@@ -43,10 +43,13 @@ _TURNED, _SQUARE = 1 << 14, 4
 
 def turned(planner: Planner, view: View, order: Sequence[int]) -> View:
     """The view, or a copy in `order` if its elements are contiguous along another dim than the last of those."""
-    if view.layout.size < _TURNED or any(s == 0 and n > 1 for s, n in zip(view.strides, view.shape, strict=True)):
-        return view
     inner = next((axis for axis in reversed(order) if view.shape[axis] > 1), None)
-    if inner is None or view.strides[inner] == 1 or view.shape[inner] < _SQUARE:
+    if inner is None or view.strides[inner] == 1:
+        return view
+    if any(s == 0 and n > 1 for s, n in zip(view.strides, view.shape, strict=True)):
+        return view
+    # What depends on how large it is comes last: a plan made from a template must decide the same.
+    if view.shape[inner] < _SQUARE or view.layout.size < _TURNED:
         return view
     is_contiguous = any(s == 1 and n >= _SQUARE for s, n in zip(view.strides, view.shape, strict=True))
     return planner.copied(view, order) if is_contiguous else view

@@ -133,6 +133,20 @@ def test_rows_of_any_length_and_images_of_any_width_share_a_template(widths: tup
     assert [len(templates._found) for templates in executable._templates.values()] == [1]
 
 
+def test_maps_of_any_size_share_a_template() -> None:
+    b = Builder("model")
+    rows, columns = b.input("rows", f32["n", 1]), b.input("columns", f32[1, "n"])
+    b.output(b.mul(b.add(rows, columns), rows), "y")
+    executable = CpuExecutable(b.build(), 1)
+    [templates] = executable._templates.values()
+    made = len(templates._found)  # for a size of 1, and for others
+    for size in (20, 500, 3):
+        x = weights(size, 1)
+        y = executable.run({"rows": x, "columns": x.T.copy()})["y"]
+        np.testing.assert_allclose(y, (x + x.T) * x, rtol=1e-5)
+    assert len(templates._found) == made
+
+
 def test_weights_stored_as_bytes_are_packed_once() -> None:
     b = Builder("model")
     x = b.input("x", f32["n", 40])
