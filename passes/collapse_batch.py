@@ -27,9 +27,9 @@ from ..graph.data import TensorData, derived
 from ..graph.dims import Dim
 from ..graph.infer import InferenceContext
 from ..graph.opdef import Trait
+from ..graph.ops.attention_standard import RUNTIME_OPSETS
 from ..graph.types import TensorType
 from .base import Pass
-from .fuse_attention import OPSETS
 from .proofs import made_by, normalized, reshape_target, same_dims
 
 if TYPE_CHECKING:
@@ -414,7 +414,7 @@ class CollapseBatch(Pass):
         border = Border(island, inference)
         cost = border.cost()
         first = next(iter(island.ops))
-        if module.opsets.get("", 0) in OPSETS and cost + border.absorbed() > gain:
+        if module.opsets.get("", 0) in RUNTIME_OPSETS and cost + border.absorbed() > gain:
             return False  # Attention takes its operands as [batch, length, heads * size]
         if cost >= gain:
             added = "1 reshape" if cost == 1 else f"{cost} reshapes"

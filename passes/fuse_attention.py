@@ -31,6 +31,7 @@ from ..graph.location import fuse
 from ..graph.ops.attention import Attention
 from ..graph.ops.attention_masks import FIRST, FURTHER, has_further_masks
 from ..graph.ops.attention_parts import heads_of
+from ..graph.ops.attention_standard import RUNTIME_OPSETS
 from ..graph.types import TensorType
 from ..graph.written_forms import is_shorter_in_standard
 from .base import RulePass
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
     from ..graph.module import Module
     from ..graph.rewriter import Rewriter
 
-# Opsets that have Attention, in a version that ONNX Runtime 1.32 has a kernel for.
-OPSETS = range(23, 25)
 # Element types that Attention takes.
 _FLOATS = ("f32", "f16", "bf16", "f64")
 
@@ -358,7 +357,7 @@ class FuseAttention(RulePass):
 
     def run(self, module: Module, context: PassContext) -> bool:
         # Where Attention will be taken apart again, a Reshape of each operand would be one too many, and so is a scale.
-        has_operator = module.opsets.get("", 0) in OPSETS
+        has_operator = module.opsets.get("", 0) in RUNTIME_OPSETS
         flat = self.whole or has_operator
         rules = [EinsumToProducts(flat), FusedAttention(flat), AttentionPast(), AttentionOperands(flat), NeutralMask()]
         if not self.whole:

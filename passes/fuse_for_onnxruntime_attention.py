@@ -20,7 +20,7 @@ from ..graph.dims import Dim, prove_equal
 from ..graph.opdef import lookup
 from ..graph.ops.attention_masks import has_further_masks, replaces_scores
 from ..graph.ops.attention_parts import Heads, heads_of
-from .fuse_attention import OPSETS
+from ..graph.ops.attention_standard import RUNTIME_OPSETS
 from .fuse_attention_scores import near
 from .fuse_attention_views import shape_of
 from .fuse_for_onnxruntime_activations import DOMAIN
@@ -92,7 +92,7 @@ class RuntimeAttention(OpRule):
         found = plan(m)
         if isinstance(found, Mismatch):
             return near(found.reason, *found.culprits)  # it is an attention, so each refusal is a near miss
-        if self.opset in OPSETS and found.is_grouped and not found.has_known_lengths and is_standard(m.root):
+        if self.opset in RUNTIME_OPSETS and found.is_grouped and not found.has_known_lengths and is_standard(m.root):
             return m.fail("the standard's Attention needs no lengths as operands, and the opset has it", m.root)
         if self.only_projected and not found.projections:
             return m.fail("a function of Attention does as well", m.root)

@@ -13,6 +13,7 @@ from ..graph.data import TensorData
 from ..graph.diagnostics import UsageError
 from ..graph.infer import InferenceContext
 from ..graph.ops.attention_parts import dtype_of_value
+from ..graph.ops.attention_standard import RUNTIME_OPSETS
 from ..graph.ops.masked_rows import rows_may_be_masked
 from .context import Fusion, PassContext
 from .manager import PassManager
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from .fusions import MissedFusion
     from .instruments import Instrument
     from .report import PipelineReport
-
-
-# The first opset whose Attention ONNX Runtime 1.32 has no kernel for.
-_FUNCTION_OPSET = 25
 
 
 @dataclass(frozen=True)
@@ -184,7 +181,7 @@ def _warn_of_other_kernels(module: Module, opset: int, context: PassContext) -> 
     Up to opset 24 its Attention gives zeros for a query whose keys all have the lowest number added, from 25 on what
     the standard says.
     """
-    if not module.opsets.get("", 0) < _FUNCTION_OPSET <= opset:
+    if not module.opsets.get("", 0) < RUNTIME_OPSETS.stop <= opset:
         return
     inference = InferenceContext(module.symbols)
     for op in module.walk():

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from ..dims import Dim
     from ..infer import InferenceContext
 
+# The opsets that have Attention in a version of which ONNX Runtime 1.32 has a kernel. From 25 on it runs the function
+# that the standard gives as the operator's meaning.
+RUNTIME_OPSETS = range(23, 25)
 # In these, half the lowest number still absorbs every score that is not huge itself. With the distance from 1 to the
 # next number.
 _STEPS = {dtypes.f32: 2.0**-23, dtypes.f64: 2.0**-52, dtypes.bf16: 2.0**-7}

@@ -15,6 +15,7 @@ from ...graph import dtypes
 from ...graph.core import Operation, Value
 from ...graph.dims import Dim, bounds, prove_equal
 from ...graph.dtypes import DType
+from ...graph.ops.attention_standard import RUNTIME_OPSETS
 from ...graph.types import TensorType
 
 Objection: TypeAlias = Callable[[Operation], "str | None"]
@@ -25,19 +26,19 @@ class Support:
     """What is known of one operator: the element types of its kernels, or why its parts run better than it.
 
     `objection` looks at one operation and says, as the end of a sentence, why the kernel does not take it.
-    `last_opset` is the newest opset whose version of the operator has a kernel.
+    `opsets` are those whose version of the operator has a kernel; None if all are.
     """
 
     dtypes: frozenset[DType] = field(default_factory=frozenset)
     without_kernel: str = ""
     objection: Objection | None = None
-    last_opset: int | None = None
+    opsets: range | None = None
 
     def reason(self, op: Operation, opset: int) -> str | None:
         if self.without_kernel:
             return self.without_kernel
-        if self.last_opset is not None and opset > self.last_opset:
-            return f"has kernels of it up to opset {self.last_opset} and runs its parts faster"
+        if self.opsets is not None and opset not in self.opsets:
+            return f"has kernels of it up to opset {self.opsets[-1]} and runs its parts faster"
         type = op.operands[0].type if op.operands and op.operands[0] is not None else None
         if not isinstance(type, TensorType):
             return None
@@ -90,7 +91,7 @@ def _rows_have_elements(op: Operation) -> str | None:
 _FLOATS = frozenset({dtypes.f16, dtypes.f32, dtypes.f64})
 
 SUPPORT: dict[tuple[str, str], Support] = {
-    ("", "Attention"): Support(_FLOATS, objection=_mask_fits, last_opset=24),
+    ("", "Attention"): Support(_FLOATS, objection=_mask_fits, opsets=RUNTIME_OPSETS),
     ("", "LayerNormalization"): Support(_FLOATS | {dtypes.bf16}, objection=_rows_have_elements),
     ("", "Gelu"): Support(frozenset({dtypes.f32})),
     ("", "RMSNormalization"): Support(_FLOATS, objection=_rows_have_elements),
@@ -107,7 +108,7 @@ def has_kernel(op: Operation, opset: int) -> bool:
     type = op.operands[0].type if op.operands and op.operands[0] is not None else None
     if support is None or not isinstance(type, TensorType):
         return True
-    if support.last_opset is not None and opset > support.last_opset:
+    if support.opsets is not None and opset not in support.opsets:
         return False
     return not support.without_kernel and type.dtype in support.dtypes
 
