@@ -1,7 +1,7 @@
 """unroll-loops: repeat the body of a short Loop in place. Level onnx.
 
 A Loop is unrolled if its trip count is a constant, nothing can end it before, and at most `max-operations` operations
-come of it. Constants of the body are shared by all iterations.
+come of it, or no more than its body has: it runs once. Constants of the body are shared by all iterations.
 
 Invariant: the iterations run in order, as often as before. Random draws stay in their loop.
 
@@ -57,7 +57,7 @@ class UnrollLoops(Pass):
                 if (
                     count is not None
                     and _may_repeat(op)
-                    and _size(op, count) <= self.max_operations
+                    and (count <= 1 or _size(op, count) <= self.max_operations)
                     and _is_defined(op, count)
                 ):
                     with context.rewrite(module, "unroll", op, f"it runs {count} times") as rewriter:
