@@ -24,7 +24,7 @@ import numpy as np
 
 from ..graph import dtypes
 from ..graph.builder import OpBuilder
-from ..graph.core import Value
+from ..graph.core import Operation, Value
 from .base import RulePass
 from .means import Mean, axes_of_means, mean_of
 from .pattern import PatternBuilder, PatternValue
@@ -195,7 +195,7 @@ class NormalizeScale(Rule):
 
     def build(self, b: OpBuilder, m: Match) -> Value:
         norm = m.matched(*_NORMS)
-        scale = _fitted(b, m, m.scale, -norm.attr("axis"))
+        scale = _fitted(b, m, m.scale, _normalized_dims(m, norm))
         return b.create(norm.definition, [m.x, scale], norm.attributes).result
 
 
@@ -213,7 +213,7 @@ class NormalizeBias(Rule):
 
     def build(self, b: OpBuilder, m: Match) -> Value:
         norm = m.matched(*_NORMS)
-        bias = _fitted(b, m, m.bias, -norm.attr("axis"))
+        bias = _fitted(b, m, m.bias, _normalized_dims(m, norm))
         return b.create("layer_normalization", [m.x, m.scale, bias], norm.attributes).result
 
 
@@ -221,13 +221,18 @@ def _verdict(m: Match, value: Value) -> Verdict:
     norm = m.matched(*_NORMS)
     if len(norm.results) > 1:
         return m.fail("mean or deviation are results, too", norm)
-    axis, rank = norm.attr("axis"), m.rank(m.x)
-    if rank is None:
+    if m.rank(m.x) is None:
         return m.fail("the rank is not known", m.x)
     if m.dtype(norm.result) is not m.dtype(m.x):
         return m.fail("the scale gives the result another type", norm)
-    fits = _fitting(m, value, m.x, -axis if axis < 0 else rank - axis)
+    fits = _fitting(m, value, m.x, _normalized_dims(m, norm))
     return fits if isinstance(fits, Mismatch) else True
+
+
+def _normalized_dims(m: Match, norm: Operation) -> int:
+    """How many dims are normalized, the last ones; `axis` may be counted from either side."""
+    axis: int = norm.attr("axis")
+    return -axis if axis < 0 else (m.rank(m.x) or 0) - axis
 
 
 def _fitting(m: Match, value: Value, x: Value, count: int) -> tuple[Any, ...] | Mismatch:

@@ -61,6 +61,19 @@ def test_layer_normalization(form, affine):
     becomes(model_of(build, (2, 5, 8)), PASS, ["layer_normalization"], opsets=(13, 17))
 
 
+@pytest.mark.parametrize("axis", [-2, -1, 0, 1, 2])
+@pytest.mark.parametrize("kind", ["layer_normalization", "rms_normalization"])
+def test_scale_behind_an_operator_with_a_scale_of_ones(kind, axis):
+    """`axis` is counted from either side."""
+    size = (2, 5, 8)[axis:]
+
+    def build(b, x):
+        y = getattr(b, kind)(x, np.ones(size, np.float32), axis=axis) * values(*size)
+        return y + values(*size) if kind == "layer_normalization" else y
+
+    becomes(model_of(build, (2, 5, 8)), PASS, [kind], opsets=(17, 23) if kind == "layer_normalization" else (23,))
+
+
 @pytest.mark.parametrize("axes", [(-1,), (2, 1), (-2, -1), (0, 1, 2)])
 def test_axes_that_are_the_last_ones(axes):
     size = (2, 5, 8)[3 - len(axes) :]
