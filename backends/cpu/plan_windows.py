@@ -437,13 +437,13 @@ def _untouched(planner: Planner, op: Operation, views: Sequence[View]) -> None:
     """Outputs that no input adds to: what the epilogue makes of 0."""
     target, *extras = views
     block = epilogue_of(op)
+    if block is not None:  # an element like all others, as numbers alone say of no dtype
+        first = block.arguments[0].type
+        assert isinstance(first, types.ScalarType)
+        extras = [planner.number(0, first.dtype).broadcast(target.shape), *extras]
 
     def body(b: LoopBuilder, given: Sequence[Value]) -> Sequence[Any]:
-        if block is None:
-            return [0]
-        lanes = given[0].type if given else None
-        zero = 0.0 if lanes is None else b.constant(0, lanes)
-        return interpret(block, ScalarEmitter(b), [zero, *given])
+        return [0] if block is None else interpret(block, ScalarEmitter(b), given)
 
     emit(planner, "zero", body, ("untouched", target.dtype, finishing_key(op)), extras, [target], 1)
 

@@ -121,12 +121,17 @@ class NumpyScalars:
 
 
 def _alike(x: Scalar, y: Scalar) -> tuple[np.ndarray, np.ndarray]:
-    """Both as arrays of one dtype: that of the operand which is not a Python number."""
-    if isinstance(x, int | float) and not isinstance(x, np.generic):
-        y = np.asarray(y)
-        return np.asarray(x, y.dtype), y
+    """Both as arrays of one dtype: that of the operand which is no Python number, or one that suits two of those."""
+    if _is_plain(x):
+        dtype = np.result_type(x, y) if _is_plain(y) else np.asarray(y).dtype
+        return np.asarray(x, dtype), np.asarray(y, dtype)
     x = np.asarray(x)
     return x, np.asarray(y, x.dtype)
+
+
+def _is_plain(x: Scalar) -> bool:
+    """Whether x is a Python number, which is of no dtype."""
+    return isinstance(x, int | float) and not isinstance(x, np.generic)
 
 
 _NUMPY_NAMES = {

@@ -78,3 +78,25 @@ def test_windows_one_after_the_other(size: tuple[int, ...]) -> None:
     model = build(["conv", "max_pool"], size)
     model.graph.node[1].input[0] = "conv"
     compare(model, (1, CHANNELS, *size))
+
+
+@pytest.mark.parametrize("function", ["LeakyRelu", "Softplus"])
+@pytest.mark.parametrize(
+    ("operator", "shape", "filters", "options"),
+    [("ConvTranspose", (2, 3, 4, 5), (3, 2, 1, 1), {"strides": [3, 2]}),
+     ("Conv", (2, 3, 0, 5), (2, 3, 2, 3), {"pads": [2, 2, 2, 2]})],
+)  # fmt: skip
+def test_functions_of_sums_of_nothing(
+    function: str, operator: str, shape: Sequence[int], filters: Sequence[int], options: dict[str, Any]
+) -> None:
+    """Between the places that a transposed convolution writes to, and around an image without rows, sums are 0."""
+    number, info = onnx.TensorProto.FLOAT, onnx.helper.make_tensor_value_info
+    nodes = [
+        onnx.helper.make_node(operator, ["x", "weights"], ["sums"], **options),
+        onnx.helper.make_node(function, ["sums"], ["y"]),
+    ]
+    weights = onnx.numpy_helper.from_array(np.ones(filters, np.float32), "weights")
+    graph = onnx.helper.make_graph(
+        nodes, "sums", [info("x", number, ["n", 3, "h", 5])], [info("y", number, None)], [weights]
+    )
+    compare(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9), shape)
