@@ -207,7 +207,10 @@ class Planner:
         self.shared, self.segment = shared, segment
         self.library, self.machine, self.threads = shared.library, shared.library.machine, shared.threads
         # Whether there is only one plan, so that kernels may be made for its sizes.
-        self.static = not segment.known and all(self.is_static(value) for value in segment.inputs)
+        self.static = not segment.known and all(
+            isinstance(value.type, TensorType) and value.type.static_shape == tuple(shape)
+            for value, shape in zip(segment.inputs, shapes, strict=True)
+        )
         # Whether the sizes of inputs are numbers of a trace, and what stays a plain number follows from none of them.
         self.traced = any(isinstance(size, Number) for shape in shapes for size in shape)
         self.calls: list[Call] = []

@@ -41,7 +41,8 @@ class Templates:
         varying = _varying(self._segment, shapes)
         sizes = [shapes[index][axis] for index, axis in varying]
         for template in self._found:
-            program = template.program(sizes)
+            # Where a size is not the declared one after all, a plan for that one does not say what depends on it.
+            program = template.program(sizes) if template.varying == varying else None
             if program is not None:
                 return program
         if varying and self._is_traceable:
@@ -63,7 +64,7 @@ class Templates:
         traced = [list(shape) for shape in shapes]
         for (index, axis), number in zip(varying, trace.inputs, strict=True):
             traced[index][axis] = number  # type: ignore[call-overload]
-        return _Template(self._outline([tuple(shape) for shape in traced]), trace)
+        return _Template(self._outline([tuple(shape) for shape in traced]), trace, varying)
 
     def _planned(self, shapes: Sequence[Shape]) -> Program:
         outline = self._outline(shapes)
@@ -87,10 +88,10 @@ def _varying(segment: Segment, shapes: Sequence[Shape]) -> list[tuple[int, int]]
 
 
 class _Template:
-    """An outline whose numbers follow from sizes."""
+    """An outline whose numbers follow from the sizes of the dims `varying`."""
 
-    def __init__(self, outline: Outline, trace: Trace) -> None:
-        self._outline = outline
+    def __init__(self, outline: Outline, trace: Trace, varying: Sequence[tuple[int, int]]) -> None:
+        self._outline, self.varying = outline, varying
         numbers = outline.numbers
         self._varying = [place for place, number in enumerate(numbers) if isinstance(number, Number)]
         wanted = [number for number in numbers if isinstance(number, Number)]

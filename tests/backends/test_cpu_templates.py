@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx.helper as oh
 import pytest
 
+import tilewright
 from tilewright.backends.cpu.executable import CpuExecutable
 from tilewright.backends.cpu.memory_plan import Lifetime, place, restack, stack_of
 from tilewright.backends.cpu.segment import Segment
@@ -145,6 +147,27 @@ def test_maps_of_any_size_share_a_template() -> None:
         y = executable.run({"rows": x, "columns": x.T.copy()})["y"]
         np.testing.assert_allclose(y, (x + x.T) * x, rtol=1e-5)
     assert len(templates._found) == made
+
+
+@pytest.mark.parametrize("claim", [(3, 4), (3, "n"), ("n", 4)])
+def test_a_template_for_a_declared_size_is_not_one_for_others(claim: tuple[int | str, ...]) -> None:
+    """What a sequence holds may have another shape than the file says."""
+    nodes = [
+        oh.make_node("SequenceConstruct", ["x"], ["sequence"]),
+        oh.make_node("SequenceAt", ["sequence", "place"], ["item"]),
+        oh.make_node("Softmax", ["item"], ["y"], axis=1),
+    ]
+    inputs = [oh.make_tensor_value_info("x", 1, ["a", "b"]), oh.make_tensor_value_info("place", 7, [])]
+    graph = oh.make_graph(nodes, "claims", inputs, [oh.make_tensor_value_info("y", 1, None)], value_info=[
+        oh.make_tensor_value_info("item", 1, claim)])  # fmt: skip
+    model = oh.make_model(graph, opset_imports=[oh.make_opsetid("", 18)], ir_version=10)
+    executable = tilewright.compile(model, threads=1)
+    for shape in ((3, 4), (3, 7), (8, 4), (8, 7), (4, 3), (3, 4), (0, 4)):
+        x = weights(*shape)
+        exponentials = np.exp(x)
+        wanted = exponentials / exponentials.sum(1, keepdims=True)
+        result = executable.run({"x": x, "place": np.array(0)})["y"]
+        np.testing.assert_allclose(result, wanted, rtol=1e-5)
 
 
 def test_weights_stored_as_bytes_are_packed_once() -> None:
