@@ -82,9 +82,10 @@ def find_site(softmax: Operation, inference: InferenceContext, flat: bool = Fals
     if isinstance(mask, Mismatch):
         return mask
     scale = scores.scale * operands.scale
+    # The scores may have been scaled where nothing overflows; it will be the queries, or both operands by its root.
     limits = np.finfo(np.float64 if dtype.name == "f64" else np.float32)
-    if scale and not float(limits.tiny) <= abs(scale) <= float(limits.max):
-        return near("the scales are one number that is beyond the range of their type", scores.product)
+    if scale and not float(limits.tiny) ** 0.5 <= abs(scale) <= float(limits.max) ** 0.5:
+        return near("the scale may take the queries beyond the range of their type", scores.product)
     return Site(scores, operands, mask, scale)
 
 

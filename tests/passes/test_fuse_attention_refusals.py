@@ -30,6 +30,13 @@ def scores_of(b, q, k):
     return b.mul(q @ transposed(b, k), 0.25)
 
 
+@refusal("beyond the range")
+def scale_that_takes_scores_to_infinity(b):
+    """The lowest number as a scale: queries times it are infinite where scores times it may be none."""
+    q, k, v = four(b)
+    b.output(b.softmax(b.mul(q @ transposed(b, k), float(np.finfo(np.float32).min))) @ v, "y")
+
+
 @refusal("are returned")
 def weights_are_an_output(b):
     q, k, v = four(b)
