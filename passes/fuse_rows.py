@@ -1,10 +1,10 @@
-"""fuse-rows: a map that reads sums or means of its rows becomes one kernel with them. Level kernel, after fuse-kernels.
+"""fuse-rows: a map that reads totals of its rows becomes one kernel with them. Level kernel, after fuse-kernels.
 
 What a map reads beside its elements may be one number for each row, made of a reduction of tensors that the map reads,
 too: the adjoints of softmax and of norms are such. Both become a `row_map`, which reads a row once from memory. A sum
 over all rows of what that reads or makes, as the adjoint of a scale or bias is, becomes a further result, and a map
-that nothing else reads becomes part of it. Sums and means of one tensor along the same axes become one kernel, too, and
-so do the mean and the variance of a batch.
+that nothing else reads becomes part of it. Reductions of one tensor along the same axes, in whatever ways, become one
+kernel, too, and so do the mean and the variance of a batch.
 
     %0 = kernel.reduce %y, %g {kind="sum", axes=[1]}       %1 = kernel.row_map %y, %g {axes=[1]}
            prologue {mul}                              ->          prologue(%y, %g) {mul}
@@ -58,7 +58,7 @@ class FuseRows(Pass):
                         group.replace(module, context)
             for join in (join_moments, join_reductions):
                 for op in list(block):
-                    if op.parent is not None and context.may_apply and is_reduction(op, ("sum", "mean")):
+                    if op.parent is not None and context.may_apply and is_reduction(op):
                         join(op, module, context)
         return context.applications > before
 
@@ -173,7 +173,7 @@ class _Group:
         operands, op, numbers = self.operands, self.op, self.numbers
         results = [*self.results, *numbers]
         dtypes = [dtype_of(value) for value in operands]
-        means = tuple(index for index, total in enumerate(self.totals) if total.attr("kind") == "mean")
+        kinds = tuple(str(total.attr("kind")) for total in self.totals)
         prologue = trace(lambda s, *elements: self._elements(s, dict(zip(operands, elements, strict=True))), dtypes)
         body = trace(
             lambda s, *elements: self._made(s, dict(zip([*operands, *self.totals], elements, strict=True)), results),
@@ -182,7 +182,7 @@ class _Group:
         shape = self.whole.shape or ()
         row = [shape[axis] for axis in self.axes]
         types = [*(v.type for v in results), *(tensor_type(s.result).with_shape(row) for s in self.sums)]
-        attributes = {"axes": self.axes, "means": means, "numbers": len(numbers), "sums": len(self.sums)}
+        attributes = {"axes": self.axes, "kinds": kinds, "numbers": len(numbers), "sums": len(self.sums)}
         with context.rewrite(module, "fuse-rows", op) as rewriter:
             assert op.parent is not None
             location = fuse("fuse-rows", [member.location for member in self.members])
@@ -199,7 +199,7 @@ class _Group:
                 rewriter.replace(member, [replaced.get(result) for result in member.results])
 
     def _elements(self, s: Any, known: dict[Any, Any]) -> list[Any]:
-        """What is added up for each total."""
+        """What is combined for each total."""
         self._map(s, self.maps, known)
         return [element(s, total, known) for total in self.totals]
 
@@ -285,7 +285,7 @@ def _shares(total: Operation, op: Operation, whole: TensorType) -> bool:
 
 def _is_total(op: Operation, whole: TensorType) -> bool:
     """Whether `op` makes a number for each row of tensors of the shape `whole`; a batch is no row."""
-    if not is_reduction(op, ("sum", "mean")) or not op.attr("keepdims"):
+    if not is_reduction(op) or not op.attr("keepdims"):
         return False
     sources = op.operand_values[: int(op.attr("sources"))]
     shape, axes = whole.shape or (), tuple(op.attr("axes"))

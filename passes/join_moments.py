@@ -107,7 +107,7 @@ def _of_images(b: KernelBuilder, x: Value, space: tuple[int, ...]) -> tuple[Valu
     regions = {
         "prologue": Region(trace(prologue, [dtype_of(x)] * 2)), "body": Region(trace(body, [dtype_of(x)] * 4)),
     }  # fmt: skip
-    attributes = {"axes": space, "means": (0, 1), "numbers": 2, "sums": 0}
+    attributes = {"axes": space, "kinds": ("mean", "mean"), "numbers": 2, "sums": 0}
     made = b.create("kernel.row_map", [x, first], attributes, result_types=[type, type], regions=regions)
     means, variances = made.results
     return means, variances

@@ -1,7 +1,10 @@
 """Reductions of one tensor along the same axes are one kernel, which reads it once. Level kernel, part of fuse-rows.
 
-%0 = kernel.reduce %g {axes=[0]}                      %0, %1 = kernel.row_map %g, %x {axes=[0], numbers=2}
-%1 = kernel.reduce %g, %x {axes=[0]} prologue {mul}  ->          prologue(%g, %x) {%g, mul %g, %x}
+What one makes of its total may depend on the others' totals: the range of a tensor is its greatest less its least.
+
+%0 = kernel.reduce sum %g {axes=[0]}             %0, %1 = kernel.row_map %g, %x {axes=[0], kinds=[sum, max], numbers=2}
+%1 = kernel.reduce max %g, %x {axes=[0]}     ->             prologue(%g, %x) {%g, mul %g, %x}
+       prologue {mul}
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..graph.core import Operation, Region, Value
 from ..graph.dtypes import f32, f64
 from ..graph.kernel.bodies import interpret, trace
+from ..graph.kernel.kernel_ops import COMBINE
 from ..graph.location import fuse
 from ..graph.lowerings.builder import KernelBuilder, dtype_of, tensor_type
 from ..graph.types import TensorType
@@ -24,19 +28,28 @@ if TYPE_CHECKING:
 
 def join_reductions(op: Operation, module: Module, context: PassContext) -> None:
     """Make one kernel of `op` and of what reduces the same tensor along the same axes, in its place."""
-    joined = [op]
-    for value in _sources(op):
+    joined = [op] if _is_of_rows(op) else []
+    for value in _sources(op) if joined else ():
         if not all(is_whole(value, tensor_type(other)) or _is_smaller(other, value) for other in _sources(op)):
             continue
-        for user in value.users:
-            if user not in joined and _goes_with(user, value, joined):
-                joined.append(user)
+        while found := next((user for user in value.users if _goes_with(user, value, joined)), None):
+            joined.append(found)
     if len(joined) > 1:
         _join(joined, module, context)
 
 
 def _sources(op: Operation) -> Sequence[Value]:
     return op.operand_values[: int(op.attr("sources"))]
+
+
+def _extras(op: Operation) -> Sequence[Value]:
+    return op.operand_values[int(op.attr("sources")) :]
+
+
+def _is_of_rows(op: Operation, joined: Sequence[Operation] = ()) -> bool:
+    """Whether what the epilogue reads is broadcast to the rows as it is to the result."""
+    extras = [value for value in _extras(op) if value.producer not in joined]
+    return bool(op.attr("keepdims")) or all(tensor_type(value).shape == () for value in extras)
 
 
 def _is_smaller(other: Value, value: Value) -> bool:
@@ -51,15 +64,16 @@ def _is_smaller(other: Value, value: Value) -> bool:
 def _goes_with(op: Operation, value: Value, joined: Sequence[Operation]) -> bool:
     """Whether `op` can be done where the first of `joined` is."""
     first = joined[0]
-    if op.parent is not first.parent or not first.is_before(op) or not is_reduction(op, ("sum", "mean")):
+    if op in joined or op.parent is not first.parent or not first.is_before(op) or not is_reduction(op):
         return False
-    if value not in _sources(op) or op.attr("axes") != first.attr("axes"):
+    if value not in _sources(op) or op.attr("axes") != first.attr("axes") or not _is_of_rows(op, joined):
         return False
     if not all(is_whole(other, tensor_type(value)) or _is_smaller(other, value) for other in _sources(op)):
         return False
     if not is_whole(value, tensor_type(_largest(first))):
         return False
-    if any(other.producer is not None and is_late(other.producer, first) for other in op.operand_values):
+    extras = [other for other in _extras(op) if other.producer not in joined]
+    if any(other.producer is not None and is_late(other.producer, first) for other in (*_sources(op), *extras)):
         return False
     together = [*joined, op]
     tensors = len({value for each in together for value in each.operand_values}) + len(together)
@@ -73,7 +87,8 @@ def _largest(op: Operation) -> Value:
 
 def _join(joined: Sequence[Operation], module: Module, context: PassContext) -> None:
     op = joined[0]
-    operands = list(dict.fromkeys(value for each in joined for value in each.operand_values))
+    inside = {each.result for each in joined}
+    operands = list(dict.fromkeys(value for each in joined for value in each.operand_values if value not in inside))
     dtypes = [dtype_of(value) for value in operands]
 
     def prologue(s: Any, *elements: Any) -> list[Any]:
@@ -82,12 +97,14 @@ def _join(joined: Sequence[Operation], module: Module, context: PassContext) -> 
 
     def body(s: Any, *elements: Any) -> list[Any]:
         known = dict(zip([*operands, *joined], elements, strict=True))
-        return [finished(s, each, known) for each in joined]
+        for each in joined:  # later ones may read what earlier ones make
+            known[each.result] = finished(s, each, known)
+        return [known[each.result] for each in joined]
 
     axes = tuple(op.attr("axes"))
     whole = tensor_type(_largest(op)).shape or ()
     kept = [1 if axis in axes else size for axis, size in enumerate(whole)]
-    means = tuple(index for index, each in enumerate(joined) if each.attr("kind") == "mean")
+    kinds = tuple(str(each.attr("kind")) for each in joined)
     regions = {
         "prologue": Region(trace(prologue, dtypes)),
         "body": Region(trace(body, [*dtypes, *(dtype_of(each.result) for each in joined)])),
@@ -97,7 +114,7 @@ def _join(joined: Sequence[Operation], module: Module, context: PassContext) -> 
         location = fuse("join-reductions", [each.location for each in joined])
         builder = KernelBuilder(op.parent, module.symbols, op, location, rewriter.on_create)
         made = builder.create(
-            "kernel.row_map", operands, {"axes": axes, "means": means, "numbers": len(joined), "sums": 0},
+            "kernel.row_map", operands, {"axes": axes, "kinds": kinds, "numbers": len(joined), "sums": 0},
             result_types=[tensor_type(each.result).with_shape(kept) for each in joined], regions=regions,
         )  # fmt: skip
         pairs = zip(joined, made.results, strict=True)
@@ -119,13 +136,16 @@ def finished(s: Any, op: Operation, known: dict[Any, Any]) -> Any:
     """What a reduction makes of its total, which is known by the operation."""
     if "epilogue" not in op.regions:
         return known[op]
-    extras = [known[value] for value in op.operand_values[int(op.attr("sources")) :]]
+    extras = [known[value] for value in _extras(op)]
     return interpret(op.regions["epilogue"].block, s, [known[op], *extras])[0]
 
 
-def is_reduction(op: Operation, kinds: Sequence[str]) -> bool:
-    """Whether `op` reduces floats in one of these ways."""
-    return op.name == "kernel.reduce" and op.attr("kind") in kinds and dtype_of(op.result) in (f32, f64)
+def is_reduction(op: Operation, kinds: Sequence[str] = tuple(COMBINE)) -> bool:
+    """Whether `op` reduces numbers, which are computed in their own type, in one of these ways."""
+    if op.name != "kernel.reduce" or op.attr("kind") not in kinds:
+        return False
+    dtype = dtype_of(op.result)
+    return dtype in (f32, f64) or dtype.kind in ("int", "uint")
 
 
 def is_whole(value: Value, whole: TensorType) -> bool:

@@ -27,7 +27,7 @@ from .kernels.row_map import (
 from .kernels.strided import Body, Rows, split_rows, stride_sizes
 from .kernels.strided import View as TensorView
 from .plan_map import body_of, emit, order_of, turned
-from .plan_rows import Function, Reduction, arguments_of, mean_then, over, reduce_views, sizes_of
+from .plan_rows import Function, Reduction, arguments_of, mean_then, over, reduce_views, sizes_of, totals_of
 from .planner import Planner, View, plans
 
 if TYPE_CHECKING:
@@ -60,6 +60,9 @@ class _Work:
         self.axes: tuple[int, ...] = tuple(op.attr("axes"))
         self.shape: Shape = broadcast_shapes(*(planner.shape(value) for value in values))
         self.prologue, self.body = (op.regions[name].block for name in ("prologue", "body"))
+        kinds = op.attr("kinds")
+        self.totals = totals_of(kinds, result_dtypes(self.prologue))
+        self.means = tuple(index for index, kind in enumerate(kinds) if kind == "mean")
         order = order_of(planner, values, self.shape)
         self.sources = [turned(planner, planner.view(value).broadcast(self.shape), order) for value in values]
         sums, numbers = int(op.attr("sums")), int(op.attr("numbers"))
@@ -117,7 +120,6 @@ class _Work:
             replace(view, row=(0,) * len(rows.row)) if is_one else view
             for view, is_one in zip(views[:first], self.fixed, strict=False)
         ]
-        totals = result_dtypes(self.prologue)
         count = math.prod(rows.outer)
         block = apply(block_of_rows, count) if self.sums else 1
         units = -(-count // block)
@@ -126,10 +128,10 @@ class _Work:
         start, body = parted(self._region_of_elements(), self.fixed)
         kernel = RowMap(
             sizes_of(rows.outer, self.static), sizes_of(rows.row, self.static), tuple(operands),
-            tuple(views[first:behind]), tuple(totals), body_of(self.prologue), body_of(body), self._start(start),
+            tuple(views[first:behind]), self.totals, body_of(self.prologue), body_of(body), self._start(start),
             tuple(TensorView(view.dtype, view.outer) for view in views[behind : len(tensors)]),
             tuple(TensorView(view.dtype, (), dense) for view in partial), rows.along,
-            block if self.static or not self.sums else None, tuple(self.op.attr("means")),
+            block if self.static or not self.sums else None, self.means,
         )  # fmt: skip
         machine = planner.machine
         key = ("row_map", kernel.outer, kernel.row, kernel.operands, kernel.results, kernel.numbers, kernel.sums,
@@ -166,7 +168,7 @@ class _Work:
         self, dtype: DType, prologue: Function, shape: Shape, axes: Sequence[int], sources: Sequence[View],
         result: View,
     ) -> None:  # fmt: skip
-        work = Reduction("sum", (dtype,), prologue, Function(None, None))
+        work = Reduction(totals_of(["sum"], [dtype]), prologue, Function(None, None))
         reduce_views(self.planner, self.op, work, shape, axes, sources, [result], [])
 
     # ---- several kernels -----------------------------------------------------------------------------------------
@@ -182,27 +184,25 @@ class _Work:
         def epilogue(b: LoopBuilder, values: Sequence[Value]) -> Sequence[Any]:
             return finish(b, [*values[count:], *values[:count]])
 
-        self._totals(self.numbers, fixed, Function(epilogue, signature(block)))
+        self._reduce(self.numbers, fixed, Function(epilogue, signature(block)))
 
-    def _totals(self, results: Sequence[View], others: Sequence[View], epilogue: Function) -> None:
+    def _reduce(self, results: Sequence[View], others: Sequence[View], epilogue: Function) -> None:
         """What the epilogue makes of the totals (None: they themselves) and of the others."""
-        dtypes = tuple(result_dtypes(self.prologue))
-        others, means = list(others), tuple(self.op.attr("means"))
-        if means:
-            elements = self.planner.number(self.elements, dtypes[means[0]])
+        others = list(others)
+        if self.means:
+            elements = self.planner.number(self.elements, self.totals[self.means[0]].dtype)
             others.append(elements.broadcast(self.shape))
-            epilogue = mean_then(epilogue, len(dtypes), means)
+            epilogue = mean_then(epilogue, len(self.totals), self.means)
         prologue = Function(body_of(self.prologue), signature(self.prologue))
-        work = Reduction("sum", dtypes, prologue, epilogue)
+        work = Reduction(self.totals, prologue, epilogue)
         reduce_views(self.planner, self.op, work, self.shape, self.axes, self.sources, results, others)
 
     def apart(self) -> None:
         """The totals, then the map, then each sum."""
         planner = self.planner
         kept = tuple(1 if axis in self.axes else size for axis, size in enumerate(self.shape))
-        dtypes = result_dtypes(self.prologue)
-        totals = [over(planner.allocate(kept, dtype), self.shape, self.axes) for dtype in dtypes]
-        self._totals(totals, [], Function(None, None))
+        totals = [over(planner.allocate(kept, total.dtype), self.shape, self.axes) for total in self.totals]
+        self._reduce(totals, [], Function(None, None))
         given, count = [*self.sources, *totals], len(self.results)
         self._map(picked(self.body, range(count), range(len(given))), given, self.results)
         fixed = [view for view, is_one in zip(given, self.fixed, strict=True) if is_one]

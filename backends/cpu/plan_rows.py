@@ -113,6 +113,11 @@ def _row_function(op: Operation) -> RowFunction:
 _COMBINE = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "product"}
 
 
+def totals_of(kinds: Sequence[str], dtypes: Sequence[DType]) -> tuple[Total, ...]:
+    """Totals of these kinds of `kernel.reduce`; a mean is a sum that is divided later."""
+    return tuple(Total(_COMBINE[kind], dtype) for kind, dtype in zip(kinds, dtypes, strict=True))
+
+
 @plans("kernel.reduce")
 def plan_reduce(planner: Planner, op: Operation) -> None:
     """One call, or two where few rows are so long that they are cut into pieces."""
@@ -133,16 +138,15 @@ def plan_reduce(planner: Planner, op: Operation) -> None:
         elements = math.prod(shape[axis] for axis in axes)
         others.append(planner.number(elements, dtype).broadcast(shape))
         epilogue = mean_then(epilogue)
-    work = Reduction(_COMBINE[op.attr("kind")], (dtype,), _prologue(op), epilogue)
+    work = Reduction(totals_of([op.attr("kind")], [dtype]), _prologue(op), epilogue)
     reduce_views(planner, op, work, shape, axes, sources, [result], others)
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """A total of each of `dtypes`, of what the prologue makes of the sources, and what the epilogue makes of all."""
+    """Totals of what the prologue makes of the sources, and what the epilogue makes of all."""
 
-    combine: str
-    dtypes: tuple[DType, ...]
+    totals: tuple[Total, ...]
     prologue: Function
     epilogue: Function
 
@@ -165,18 +169,18 @@ def reduce_views(
     count = len(sources)
     if piece:
         outer, pieces = rows.outer, -(-rows.row[0] // piece)
-        partial = [planner.allocate((pieces, *outer), dtype) for dtype in work.dtypes]
+        partial = [planner.allocate((pieces, *outer), total.dtype) for total in work.totals]
         step, places = partial[0].strides[0], [part.strides[1:] for part in partial]
         none = (0,) * len(rows.row)
         stage = Rows(outer, rows.row, [*rows.outer_strides[: count + 1], *places],
                      [*rows.row_strides[: count + 1], *(none for _ in partial)], rows.along)  # fmt: skip
-        first = Reduction(work.combine, work.dtypes, work.prologue, Function(None, None))
+        first = Reduction(work.totals, work.prologue, Function(None, None))
         _emit(planner, op, first, stage, sources, partial, [], piece, step)
         # What is left: rows of pieces, everything else over the outer dims as they were joined.
         rest = rows.outer_strides[count + 1 :]
         rows = Rows(outer, (pieces,), [places[0], *places, *rest],
                     [(step,), *((step,) for _ in partial), *((0,) for _ in rest)], rows.along)  # fmt: skip
-        sources, work = partial, Reduction(work.combine, work.dtypes, Function(None, None), work.epilogue)
+        sources, work = partial, Reduction(work.totals, Function(None, None), work.epilogue)
     _emit(planner, op, work, rows, sources, results, others, 0, 0)
 
 
@@ -216,10 +220,11 @@ def _emit(
     known_piece = piece if static or not piece else None
     kernel = Reduce(
         sizes_of(rows.outer, static), sizes_of(rows.row, static), tuple(views[:count]),
-        tuple(Total(work.combine, dtype) for dtype in work.dtypes), tuple(seen[count:behind]), tuple(seen[behind:]),
+        work.totals, tuple(seen[count:behind]), tuple(seen[behind:]),
         work.prologue.body, work.epilogue.body, rows.along, known_piece,
     )  # fmt: skip
-    name = f"reduce_{work.combine}_{'x'.join(map(str, rows.row))}"
+    ways = "_".join(dict.fromkeys(total.combine for total in work.totals))
+    name = f"reduce_{ways}_{'x'.join(map(str, rows.row))}"
     key = ("reduce", kernel.outer, kernel.row, kernel.operands, kernel.totals, kernel.results, kernel.others,
            kernel.along, known_piece, work.prologue.key, work.epilogue.key)  # fmt: skip
     machine = planner.machine

@@ -59,7 +59,7 @@ class Map(KernelOp):
         return tuple(arrays) if len(arrays) > 1 else arrays[0]
 
 
-_COMBINE: dict[str, Any] = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "prod": np.prod}
+COMBINE: dict[str, Any] = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "prod": np.prod}
 
 
 @op("reduce", domain="kernel")
@@ -89,13 +89,16 @@ class Reduce(KernelOp):
 
     def compute(self, op: Operation, *operands: Any) -> Any:
         x = _elements(op, operands)
-        kind, axes = op.attr("kind"), op.attr("axes")
-        options: dict[str, Any] = {"axis": axes, "keepdims": bool(op.attr("keepdims"))}
-        if kind in ("max", "min"):
-            options["initial"] = _bound(x.dtype, lowest=kind == "max")
-        with np.errstate(all="ignore"):
-            result = _COMBINE[kind](summable(x) if kind in ("sum", "mean", "prod") else x, **options)
-        return np.asarray(result).astype(x.dtype)
+        return combined(op.attr("kind"), x, op.attr("axes"), bool(op.attr("keepdims"))).astype(x.dtype)
+
+
+def combined(kind: str, x: np.ndarray, axes: Sequence[int], keepdims: bool) -> np.ndarray:
+    """Elements combined along `axes`, in one of the ways of `COMBINE`."""
+    options: dict[str, Any] = {"axis": tuple(axes), "keepdims": keepdims}
+    if kind in ("max", "min"):
+        options["initial"] = _bound(x.dtype, lowest=kind == "max")
+    with np.errstate(all="ignore"):
+        return np.asarray(COMBINE[kind](summable(x) if kind in ("sum", "mean", "prod") else x, **options))
 
 
 def _elements(op: Operation, operands: Sequence[Any]) -> np.ndarray:

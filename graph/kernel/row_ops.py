@@ -1,4 +1,4 @@
-"""Maps that also know sums over the row that an element lies in."""
+"""Maps that also know totals of the row that an element lies in."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..ops.numeric import summable
 from ..ops.scalar import NumpyScalars
 from .bodies import interpret, result_dtypes
 from .kernel_base import KernelOp, Known, kernel_fault
+from .kernel_ops import COMBINE, combined
 from .strided import broadcast_shapes
 
 if TYPE_CHECKING:
@@ -24,10 +25,10 @@ class RowMap(KernelOp):
     """A map whose body also gets totals of the row of its element: of all elements along `axes`, which ascend.
 
     The operands are broadcast against each other. The region `prologue` makes of their elements the numbers that are
-    added up along the row, one for each total; those totals whose numbers are in `means` are means. The region `body`
-    makes of the operands' elements, and of those totals, the results' elements. Of the last `sums` results all rows are
-    added up: their dims are `axes`. The `numbers` results before those have one element for each row, with dims of 1
-    for `axes`; what they are made of is the same all along a row.
+    combined along the row, one for each total, in the ways of `kinds`: sum, mean, max, min or prod, as `reduce` does.
+    The region `body` makes of the operands' elements, and of those totals, the results' elements. Of the last `sums`
+    results all rows are added up: their dims are `axes`. The `numbers` results before those have one element for each
+    row, with dims of 1 for `axes`; what they are made of is the same all along a row.
 
     So the adjoint of a softmax is one kernel (y, g): prologue y g, body y (g - total); that of a layer norm has two
     totals, and two sums of rows, the adjoints of scale and bias.
@@ -37,7 +38,7 @@ class RowMap(KernelOp):
     outputs = ("results*",)
     attributes: ClassVar[dict[str, Any]] = {
         "axes": (),
-        "means": (),
+        "kinds": ("sum",),
         "numbers": 0,
         "sums": 0,
         "prologue": None,
@@ -55,8 +56,9 @@ class RowMap(KernelOp):
         made = [getattr(result.type, "dtype", None) for result in op.results]
         if taken != [given, [*given, *totals]] or made != result_dtypes(body):
             raise kernel_fault(op, f"of {given} to {made} has regions of {taken} to {totals} and {result_dtypes(body)}")
-        if not all(dtype.is_float for dtype in totals):
-            raise kernel_fault(op, f"has totals of {totals}, which are no floats")
+        kinds = op.attr("kinds")
+        if len(kinds) != len(totals) or not set(kinds) <= set(COMBINE):
+            raise kernel_fault(op, f"has {len(totals)} totals, of the kinds {list(kinds)}")
 
     def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
         whole = broadcast_shapes(*shapes)
@@ -72,10 +74,8 @@ class RowMap(KernelOp):
         shapes = [shape] * count + [_without(shape, axes)] * numbers + [shape] * sums
         with np.errstate(all="ignore"):
             totals = [
-                (np.mean if index in op.attr("means") else np.sum)(
-                    summable(np.broadcast_to(x, shape)), axis=axes, keepdims=True
-                )
-                for index, x in enumerate(interpret(prologue, NumpyScalars(), operands))
+                combined(kind, np.broadcast_to(x, shape), axes, keepdims=True)
+                for kind, x in zip(op.attr("kinds"), interpret(prologue, NumpyScalars(), operands), strict=True)
             ]
             totals = [t.astype(dtype.numpy) for t, dtype in zip(totals, result_dtypes(prologue), strict=True)]
             made = interpret(body, NumpyScalars(), [*operands, *totals])

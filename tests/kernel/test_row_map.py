@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from loop_running import run_both, run_compiled
 
+from tilewright.backends.cpu.kernels.reduce import Total
 from tilewright.backends.cpu.kernels.row_map import (
     RowMap,
     build_row_map,
@@ -18,7 +19,7 @@ from tilewright.backends.cpu.kernels.row_map import (
 )
 from tilewright.backends.cpu.kernels.strided import View, split_rows
 from tilewright.backends.cpu.machine import machine_of_width
-from tilewright.graph.dtypes import bf16, f32, f64, from_numpy
+from tilewright.graph.dtypes import bf16, f32, f64, from_numpy, i32
 from tilewright.graph.types import VectorType
 
 random = np.random.default_rng(23)
@@ -77,7 +78,7 @@ def planned(
 
 
 SOFTMAX: dict[str, Any] = {
-    "totals": (f32,), "prologue": lambda b, v: [b.mul(v[0], v[1])],
+    "totals": (Total("sum", f32),), "prologue": lambda b, v: [b.mul(v[0], v[1])],
     "body": lambda b, v: [b.mul(v[0], b.sub(v[1], v[2]))],
 }  # fmt: skip
 CASES = [
@@ -94,6 +95,26 @@ def test_the_adjoint_of_softmax(shape: tuple[int, ...], axes: tuple[int, ...], s
     expected = y * (grad - (y * grad).sum(axis=axes, keepdims=True))
     for side in run_both(module, given, width):
         np.testing.assert_allclose(side[names.index("y0")].reshape(shape), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(("width", "static"), [(128, False), (256, True), (512, True)])
+@pytest.mark.parametrize(("shape", "axes"), CASES, ids=str)
+@pytest.mark.parametrize("dtype", [f32, i32], ids=str)
+def test_totals_of_several_kinds(
+    dtype: Any, shape: tuple[int, ...], axes: tuple[int, ...], static: bool, width: int
+) -> None:
+    """Neutral elements of each kind fill the tail; with all numbers below zero or above it, a wrong one would show."""
+    x = (random.integers(1, 100, shape)).astype(dtype.numpy)
+    kinds = ("max", "min", "sum", "product")
+    module, given, names = planned(
+        axes, width, static, [np.zeros_like(x)], [x], 1, totals=tuple(Total(kind, dtype) for kind in kinds),
+        prologue=lambda b, v: [b.neg(v[0]), v[0], v[0], b.min(v[0], 1)],
+        body=lambda b, v: [b.mul(b.add(b.sub(v[3], v[1]), b.add(b.sub(v[2], v[0]), v[0])), v[4])],
+    )  # fmt: skip
+    least = x.min(axis=axes, keepdims=True)
+    expected = np.broadcast_to(x.sum(axis=axes, keepdims=True) + 2 * least, x.shape)
+    for side in run_both(module, given, width):
+        assert np.array_equal(side[names.index("y0")].reshape(shape), expected)
 
 
 def norm_grad(dtype: Any, static: bool, width: int, shape: tuple[int, int], block: int) -> None:
@@ -114,8 +135,8 @@ def norm_grad(dtype: Any, static: bool, width: int, shape: tuple[int, int], bloc
         return [b.mul(slope, v[4]), b.mul(v[1], normal(b, v)), v[1]]
 
     module, given, names = planned(
-        (1,), width, static, [np.zeros_like(x)], [x, grad, scale, mean, inverse], block, 2, totals=(dtype, dtype),
-        prologue=prologue, body=body, means=(0, 1),
+        (1,), width, static, [np.zeros_like(x)], [x, grad, scale, mean, inverse], block, 2,
+        totals=(Total("sum", dtype),) * 2, prologue=prologue, body=body, means=(0, 1),
     )  # fmt: skip
     n = (x - mean) * inverse
     slope = grad * scale
@@ -153,7 +174,7 @@ def test_numbers_of_a_row_are_computed_once(axes: tuple[int, ...], static: bool,
         return [b.div(v[0], b.add(b.mul(v[1], v[1]), 1.0)), v[1], b.neg(v[0])]
 
     module, given, names = planned(
-        axes, width, static, [np.zeros_like(x)], [x, shift], 1, numbers=kept, totals=(f32,),
+        axes, width, static, [np.zeros_like(x)], [x, shift], 1, numbers=kept, totals=(Total("sum", f32),),
         prologue=lambda b, v: [v[0]], start=start, body=lambda b, v: [b.sub(v[0], v[3])],
     )  # fmt: skip
     vectors = [op for op in module.walk() if op.name == "scalar.div" and isinstance(op.result.type, VectorType)]
@@ -167,7 +188,7 @@ def test_numbers_of_a_row_are_computed_once(axes: tuple[int, ...], static: bool,
 @pytest.mark.parametrize("dtype", [bf16, f64], ids=str)
 def test_other_dtypes(dtype: Any) -> None:
     y, grad = (random.normal(size=(5, 33)).astype(dtype.numpy) for _ in range(2))
-    options = {**SOFTMAX, "totals": (f64 if dtype is f64 else f32,)}
+    options = {**SOFTMAX, "totals": (Total("sum", f64 if dtype is f64 else f32),)}
     module, given, names = planned((1,), 256, True, [np.zeros_like(y)], [y, grad], 1, **options)
     wide_y, wide_grad = (array.astype(np.float64) for array in (y, grad))
     expected = wide_y * (wide_grad - (wide_y * wide_grad).sum(axis=1, keepdims=True))
@@ -194,7 +215,7 @@ def test_strided_tensors_without_totals_and_several_results() -> None:
 def test_units_do_not_touch_each_other() -> None:
     x, grad = (random.normal(size=(10, 40)).astype(np.float32) for _ in range(2))
     module, given, names = planned(
-        (1,), 256, True, [np.zeros_like(x)], [x, grad], 4, 1, totals=(f32,), prologue=SOFTMAX["prologue"],
+        (1,), 256, True, [np.zeros_like(x)], [x, grad], 4, 1, totals=(Total("sum", f32),), prologue=SOFTMAX["prologue"],
         body=lambda b, v: [b.mul(v[0], v[2]), v[1]],
     )  # fmt: skip
     given[names.index("begin")], given[names.index("end")] = 1, 2

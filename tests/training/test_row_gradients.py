@@ -14,7 +14,7 @@ import tilewright
 from tilewright import Builder, Module, PassManager
 from tilewright.graph.clone import clone_module
 from tilewright.graph.core import Operation
-from tilewright.graph.dtypes import f32, from_numpy
+from tilewright.graph.dtypes import f32, from_numpy, i32
 from tilewright.graph.equality import first_difference
 from tilewright.graph.evaluator import Evaluator
 from tilewright.graph.printer import print_module
@@ -89,8 +89,8 @@ def test_softmax_along_any_axis(axis: int) -> None:
 
 
 def test_softmax_in_float64() -> None:
-    """The second part of the forward pass is one, too."""
-    check(lambda b, x: b.softmax(x), {"x": normal(5, 37)}, count=2, dtype=np.float64)
+    """The two parts of the forward pass are such, too: exponentials under the greatest, quotients by their sum."""
+    check(lambda b, x: b.softmax(x), {"x": normal(5, 37)}, count=3, dtype=np.float64)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -276,7 +276,7 @@ def test_moments_of_a_batch_keep_their_digits(is_last: bool) -> None:
 @pytest.mark.parametrize("shape", [(5, 7, 9), (70, 2, 130), (2, 300, 40)], ids=str)
 @pytest.mark.parametrize("is_open", [False, True])
 def test_reductions_side_by_side(axes: tuple[int, ...], shape: tuple[int, ...], is_open: bool) -> None:
-    """Sums and means of one tensor and of others like it, with something done to them after."""
+    """Reductions of one tensor and of others like it, in several ways, with something done to them after."""
     b = Builder("case")
     dims: Any = ("n", "m", "k") if is_open else shape
     x, y, z = b.input("x", f32[dims]), b.input("y", f32[dims]), b.input("z", f32[dims[2]])
@@ -287,8 +287,8 @@ def test_reductions_side_by_side(axes: tuple[int, ...], shape: tuple[int, ...], 
     b.output(b.reduce_max(x, along, keepdims=0), "greatest")
     executable = tilewright.compile(b.build(), target="cpu")
     [op] = kernels(executable.module)
-    assert (op.attr("numbers"), op.attr("means")) == (3, (1, 2))
-    assert len(kernels(executable.module, "kernel.reduce")) == 1
+    assert (op.attr("numbers"), op.attr("kinds")) == (4, ("sum", "max", "mean", "mean"))
+    assert not kernels(executable.module, "kernel.reduce")
     sizes = tuple(1 if is_open and size == 2 else size for size in shape)
     names = {"x": sizes, "y": sizes, "z": sizes[2:]}
     feeds = {name: normal(*size, seed=ord(name)).astype(np.float32) for name, size in names.items()}
@@ -312,3 +312,38 @@ def test_a_reduction_of_what_another_makes_is_not_joined() -> None:
     x_array = normal(6, 50).astype(np.float32)
     expected = ((x_array - x_array.mean(axis=0)) ** 2).sum(axis=0, keepdims=True)
     np.testing.assert_allclose(executable.run({"x": x_array})["y"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("dtype", [f32, i32], ids=str)
+@pytest.mark.parametrize(("shape", "axes"), [((6, 6), (1,)), ((40, 300), (0,)), ((70000,), (0,))], ids=str)
+def test_what_a_reduction_makes_of_the_totals_of_others(
+    shape: tuple[int, ...], axes: tuple[int, ...], dtype: Any, keepdims: int
+) -> None:
+    """The greatest less the least is made where both are known."""
+    b = Builder("case")
+    x = b.input("x", dtype[shape])
+    least = b.reduce_min(x, np.array(axes), keepdims=keepdims)
+    b.output(b.sub(b.reduce_max(x, np.array(axes), keepdims=keepdims), least), "range")
+    b.output(least, "least")
+    executable = tilewright.compile(b.build(), target="cpu")
+    assert [op.attr("kinds") for op in kernels(executable.module)] == [("min", "max")]
+    assert not kernels(executable.module, "kernel.reduce")
+    given = (100 * normal(*shape)).astype(dtype.numpy)
+    found, least = executable.run({"x": given}), given.min(axis=axes, keepdims=bool(keepdims))
+    assert np.array_equal(found["least"], least)
+    assert np.array_equal(found["range"], given.max(axis=axes, keepdims=bool(keepdims)) - least)
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_further_operands_of_reductions_side_by_side(keepdims: int) -> None:
+    """A factor of each result; as many rows as columns do not make it one of each column."""
+    b = Builder("case")
+    x, factor = b.input("x", f32[6, 6]), b.input("factor", f32[(6, 1) if keepdims else (6,)])
+    b.output(b.mul(b.reduce_sum(x, [1], keepdims=keepdims), factor), "scaled")
+    b.output(b.reduce_mean(x, [1], keepdims=keepdims), "mean")
+    executable = tilewright.compile(b.build(), target="cpu")
+    given, factors = normal(6, 6).astype(np.float32), normal(6, 1, seed=1).astype(np.float32)
+    found = executable.run({"x": given, "factor": factors if keepdims else factors[:, 0]})
+    np.testing.assert_allclose(found["scaled"].reshape(6, 1), given.sum(axis=1, keepdims=True) * factors, atol=1e-5)
+    np.testing.assert_allclose(found["mean"].reshape(6), given.mean(axis=1), atol=1e-6)

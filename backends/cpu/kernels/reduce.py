@@ -38,7 +38,7 @@ from .strided import (
 )
 
 # How totals are combined, and what each begins with.
-_COMBINE = {"sum": "add", "product": "mul", "min": "min", "max": "max"}
+COMBINE = {"sum": "add", "product": "mul", "min": "min", "max": "max"}
 # Vectors of totals in the "row" form, so that additions need not wait for each other.
 _CHAINS = 4
 _LINE_BYTES = 64
@@ -219,7 +219,7 @@ class _ReduceBuilder(StridedBuilder):
 
     def combined(self, sums: Sequence[Value], values: Sequence[Value]) -> list[Value]:
         return [
-            self.b.scalar(_COMBINE[total.combine], old, new)
+            self.b.scalar(COMBINE[total.combine], old, new)
             for total, old, new in zip(self.kernel.totals, sums, values, strict=True)
         ]
 
@@ -245,7 +245,7 @@ class _ReduceBuilder(StridedBuilder):
         pairs = [self.combined(parts[0], parts[1]), self.combined(parts[2], parts[3])]
         vectors = self.combined(*pairs)
         totals = [
-            b.reduce(_COMBINE[total.combine], vector) for total, vector in zip(kernel.totals, vectors, strict=True)
+            b.reduce(COMBINE[total.combine], vector) for total, vector in zip(kernel.totals, vectors, strict=True)
         ]
         if kernel.epilogue is not None:
             others = [

@@ -1,4 +1,4 @@
-"""Maps whose elements also depend on sums over the row they lie in, as adjoints of softmax and norms do.
+"""Maps whose elements also depend on totals of the row they lie in, as adjoints of softmax and norms do.
 
 A row is read twice: for its totals, and, while the caches still hold it, for the results. What is the same all along a
 row, its totals and the operands that have one number for each row, is loaded and computed once between the two. In the
@@ -21,6 +21,7 @@ from ....graph.dtypes import DType
 from ....graph.kernel.loop_builder import Operand
 from ....graph.module import Module
 from ..machine import Machine
+from .reduce import COMBINE, Total
 from .row_walk import CHAINS, RowWalk, Spot
 from .strided import (
     Along,
@@ -38,7 +39,7 @@ from .strided import (
 
 @dataclass(frozen=True)
 class RowMap:
-    """`prologue` makes of the operands' elements what is added up for each of `totals`, in its dtype. `start` makes
+    """`prologue` makes of the operands' elements what is combined for each of `totals`, in its dtype. `start` makes
     of the operands that are the same all along a row, and of the totals, further numbers of the row, the last of which
     are stored to `numbers`. `body` makes of the operands' elements, the totals and the other numbers the results'
     elements, then what is added to each of `sums`.
@@ -51,7 +52,7 @@ class RowMap:
     row: tuple[Size, ...]
     operands: tuple[View, ...]
     results: tuple[View, ...]
-    totals: tuple[DType, ...]
+    totals: tuple[Total, ...]
     prologue: Body
     body: Body
     start: Body | None = None
@@ -103,7 +104,7 @@ def block_of_rows(rows: int) -> int:
 
 
 def _widest(kernel: RowMap) -> DType:
-    return widest_of([*kernel.totals, *(view.dtype for view in _views(kernel).values())])
+    return widest_of([*(total.dtype for total in kernel.totals), *(view.dtype for view in _views(kernel).values())])
 
 
 def _vectors(kernel: RowMap, machine: Machine) -> int:
@@ -211,26 +212,30 @@ class _RowMapBuilder(RowWalk):
         b, count = self.b, len(self.kernel.totals)
         if not count:
             return [[] for _ in range(self.width if self.by_column else 1)]
-        zeros = [b.constant(0, types.vector(dtype, self.lanes)) for dtype in self.kernel.totals]
+        neutral = [b.constant(total.neutral, types.vector(total.dtype, self.lanes)) for total in self.kernel.totals]
+        ways = [COMBINE[total.combine] for total in self.kernel.totals]
 
         def step(spot: Spot, sums: list[Value]) -> None:
             values = self.kernel.prologue(b, self.read(spot))
             first = count * (spot.number % self.width)
             for index, value in enumerate(values):
-                vector = b.value(value, zeros[index].type)
+                vector = b.value(value, neutral[index].type)
                 if spot.mask is not None and not self.by_column:
-                    vector = b.select(spot.mask, vector, zeros[index])
-                sums[first + index] = b.add(sums[first + index], vector)
+                    vector = b.select(spot.mask, vector, neutral[index])
+                sums[first + index] = b.scalar(ways[index], sums[first + index], vector)
 
-        found = self.walk(self.tensors, starts, zeros * self.width, step)
+        def both(x: Sequence[Value], y: Sequence[Value]) -> list[Value]:
+            return [b.scalar(way, one, other) for way, one, other in zip(ways, x, y, strict=True)]
+
+        found = self.walk(self.tensors, starts, neutral * self.width, step)
         vectors = [found[count * v : count * (v + 1)] for v in range(self.width)]
         if self.by_column:
             return [self.averaged(found) for found in vectors]
         while len(vectors) > 1:
             half = len(vectors) // 2
-            pairs = [[b.add(x, y) for x, y in zip(vectors[v], vectors[v + half], strict=True)] for v in range(half)]
-            vectors = pairs + vectors[2 * half :]
-        return [[b.broadcast(total, self.lanes) for total in self.averaged([b.reduce("add", v) for v in vectors[0]])]]
+            vectors = [both(vectors[v], vectors[v + half]) for v in range(half)] + vectors[2 * half :]
+        totals = self.averaged([b.reduce(way, vector) for way, vector in zip(ways, vectors[0], strict=True)])
+        return [[b.broadcast(total, self.lanes) for total in totals]]
 
     def averaged(self, totals: Sequence[Value]) -> list[Value]:
         """The totals, those that are means divided by the number of elements."""
@@ -238,7 +243,9 @@ class _RowMapBuilder(RowWalk):
         found = list(totals)
         for index in self.kernel.means:
             elements = self.product(self.rows)
-            count = b.cast(elements, self.kernel.totals[index]) if isinstance(elements, Value) else float(elements)
+            count = (
+                b.cast(elements, self.kernel.totals[index].dtype) if isinstance(elements, Value) else float(elements)
+            )
             found[index] = b.div(found[index], count)
         return found
 
