@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ...graph.core import Operation, Value
@@ -13,6 +15,7 @@ from .kernels.recurrent import (
     packed_recurrence,
     recurrence_panels,
     recurrent_arguments,
+    recurrent_rows,
     recurrent_scratch,
     recurrent_units,
 )
@@ -46,6 +49,8 @@ def plan_recurrent(planner: Planner, op: Operation) -> None:
         kind, hidden, 1, direction, activations, float(op.attr("clip")) or None, bool(op.attr("option")),
         "peepholes" in views, "lengths" in views, True, results[0].dtype,
     )  # fmt: skip
+    if planner.is_static(op.results[0]):
+        kernel = replace(kernel, rows=recurrent_rows(kernel, machine, batch, planner.threads))
     compiled = planner.library.get(
         ("recurrent", kernel), lambda name: build_recurrent(name, kernel, machine), f"{kind}_{hidden}"
     )

@@ -8,18 +8,21 @@ import numpy as np
 import pytest
 from loop_running import WIDTHS, run_both, run_compiled
 
+import tilewright
 from tilewright.backends.cpu.kernels.recurrent import (
     GATES,
     Recurrent,
     build_recurrent,
     packed_recurrence,
     recurrent_arguments,
+    recurrent_rows,
     recurrent_scratch,
     recurrent_units,
 )
 from tilewright.backends.cpu.machine import machine_of_width
 from tilewright.graph import opdef, types
 from tilewright.graph.core import Operation
+from tilewright.graph.dtypes import f32
 
 random = np.random.default_rng(29)
 ACTIVATIONS = {"rnn": ("Tanh",), "gru": ("Sigmoid", "Tanh"), "lstm": ("Sigmoid", "Tanh", "Tanh")}
@@ -120,3 +123,28 @@ def test_activations(name: str) -> None:
 def test_a_long_sequence() -> None:
     check("lstm", length=50, hidden=64, width=512, both=False)
     check("gru", length=50, hidden=64, width=512, both=False)
+
+
+def test_rows_of_a_unit_leave_work_to_all_threads() -> None:
+    """As many as sums fit, which share what is read of the weights, in blocks of the same size."""
+    wide, narrow = machine_of_width(512), machine_of_width(256)
+    lstm = Recurrent("lstm", 256)
+    assert [recurrent_rows(lstm, wide, batch, 1) for batch in (0, 1, 3, 4, 5, 16)] == [1, 1, 3, 4, 3, 4]
+    assert [recurrent_rows(lstm, wide, batch, 2) for batch in (1, 3, 4, 16)] == [1, 2, 2, 4]
+    assert recurrent_rows(Recurrent("lstm", 256, direction="bidirectional"), wide, 4, 2) == 4
+    assert recurrent_rows(lstm, narrow, 16, 1) == 2 if narrow.registers == 16 else 4
+    assert recurrent_rows(Recurrent("rnn", 256), wide, 64, 1) == 8
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_rows_of_a_unit_change_no_bit(kind: str) -> None:
+    """Nor do threads, which have as many rows at a time as leave work to the others."""
+    gates, hidden = GATES[kind], 40
+    b = tilewright.Builder("case")
+    x = b.input("x", f32[6, 9, 24])
+    shapes = (1, gates * hidden, 24), (1, gates * hidden, hidden)
+    weights = [random.normal(0, 0.3, shape).astype(np.float32) for shape in shapes]
+    b.output(getattr(b, kind)(x, *weights, hidden_size=hidden, outputs=2)[0], "y")
+    model, feeds = b.build(), {"x": random.normal(size=(6, 9, 24)).astype(np.float32)}
+    found = [tilewright.compile(model, target="cpu", threads=threads).run(feeds)["y"] for threads in (1, 2, 3, 9)]
+    assert all(np.array_equal(found[0], each) for each in found[1:])

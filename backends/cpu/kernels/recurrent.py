@@ -30,8 +30,8 @@ from .pack import on_cache_lines
 from .strided import Size, StridedBuilder, argument_names
 from .tile import Tile
 
-# Sums that are under way at once.
-_CHAINS = 8
+# Batch rows of a unit: with more, the code of what follows the sums gets long, and gains little.
+_MOST_ROWS = 8
 # Name of an activation in small letters, alpha, beta.
 Activation: TypeAlias = "tuple[str, float, float]"
 
@@ -104,6 +104,20 @@ def recurrent_units(kernel: Recurrent, batch: int) -> int:
     return directions * -(-batch // kernel.rows)
 
 
+def recurrent_rows(kernel: Recurrent, machine: Machine, batch: int, threads: int) -> int:
+    """How many batch rows a unit of work should have: they share each number of the weights that is read. No more than
+    leave units to all threads, and have sums in registers. What a row comes to does not depend on it."""
+    directions = 2 if kernel.direction == "bidirectional" else 1
+    gates = max(map(len, _phases(kernel)))
+    most = max(1, min(_MOST_ROWS, _chains(machine) // gates, -(-batch * directions // threads)))
+    return -(-batch // -(-batch // most)) if batch else 1
+
+
+def _chains(machine: Machine) -> int:
+    """Sums that are under way at once."""
+    return machine.registers // 2
+
+
 def recurrent_scratch(kernel: Recurrent, machine: Machine) -> int:
     """Elements of memory of its own that each thread needs: h twice, c, the update gate, and reset times h."""
     return 5 * kernel.rows * _padded(kernel, machine)
@@ -112,7 +126,7 @@ def recurrent_scratch(kernel: Recurrent, machine: Machine) -> int:
 def _panel(kernel: Recurrent, machine: Machine, gates: int) -> tuple[int, int]:
     """How many vectors of units a panel has, so that enough sums are under way, and how many panels there are."""
     vectors = -(-kernel.hidden // machine.lanes(kernel.dtype))
-    panels = -(-vectors // max(1, _CHAINS // (gates * kernel.rows)))
+    panels = -(-vectors // max(1, _chains(machine) // (gates * kernel.rows)))
     return -(-vectors // panels), panels
 
 
