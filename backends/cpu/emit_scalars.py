@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from ...graph import types
 from ...graph.core import Operation
 from ...graph.diagnostics import UsageError
-from ...graph.dtypes import DType, bool_, f32
+from ...graph.dtypes import DType, bool_, f32, f64
 from ...graph.kernel.base import like
-from ...graph.types import Type
+from ...graph.types import Type, VectorType
 from .emit_llvm import FunctionEmitter, emits, literal, llvm_type, operand_facts, splat, type_facts
 
 # Instructions for floats, signed and unsigned integers.
@@ -79,10 +79,25 @@ def _divide(e: FunctionEmitter, name: str, type: Type, x: str, y: str) -> str:
         both = e.emit(f"and {mask} {least}, {minus}")
         unsafe = e.emit(f"or {mask} {is_zero}, {both}")
     divisor = e.emit(f"select {mask} {unsafe}, {text} {one}, {text} {y}")
-    instruction = f"{'s' if signed else 'u'}{name}"
-    result = e.emit(f"{instruction} {text} {x}, {divisor}")
+    if isinstance(type, VectorType) and dtype.bits <= 32:
+        result = _quotients(e, type, x, divisor)
+        if name == "rem":
+            result = e.emit(f"sub {text} {x}, {e.emit(f'mul {text} {result}, {divisor}')}")
+    else:
+        result = e.emit(f"{'s' if signed else 'u'}{name} {text} {x}, {divisor}")
     instead = zero if name == "div" else x
     return e.emit(f"select {mask} {is_zero}, {text} {instead}, {text} {result}")
+
+
+def _quotients(e: FunctionEmitter, type: Type, x: str, y: str) -> str:
+    """Quotients of integers by way of floats, which machines divide in lanes. They are exact: one of n bits is no closer
+    to the next integer than 1 / y, and is rounded by less where a float has more than n + 1 bits of precision."""
+    text, dtype, _ = type_facts(type)
+    floats = llvm_type(like(type, f64 if dtype.bits > 16 else f32))  # type: ignore[arg-type]
+    sign = "s" if dtype.kind == "int" else "u"
+    given = [e.emit(f"{sign}itofp {text} {each} to {floats}") for each in (x, y)]
+    quotient = e.emit(f"fdiv {floats} {given[0]}, {given[1]}")
+    return e.emit(f"fpto{sign}i {floats} {quotient} to {text}")
 
 
 @emits(*(f"scalar.{name}" for name in ("add", "sub", "mul", "div", "rem", "min", "max")))

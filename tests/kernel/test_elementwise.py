@@ -251,6 +251,28 @@ def test_division_of_integers_never_traps() -> None:
     assert list(compiled[0]) == list(ours[0]) == [-128, 0, 0, 0, -127, -3, -3, 3]
 
 
+@pytest.mark.parametrize("width", [128, 256, 512])
+@pytest.mark.parametrize("dtype", ["i8", "u8", "i16", "u16", "i32", "u32"])
+def test_quotients_of_integers_are_exact(dtype: str, width: int) -> None:
+    """Large ones, small ones, and those just below and above a multiple, which a rounded quotient would miss."""
+    kind = BY_NAME[dtype]
+    limits = np.iinfo(kind.numpy)
+    edges = np.array([limits.min, limits.min + 1, limits.max, limits.max - 1, 1, 2, 3, 5, limits.max // 2], np.int64)
+    y = np.concatenate([edges, random.integers(limits.min, limits.max, 200), random.integers(1, 12, 55)])
+    y = np.where(y == 0, 7, y)
+    quotient = random.integers(limits.min, limits.max, y.size) // y
+    x = np.concatenate([y * quotient + d for d in (-1, 0, 1)] + [np.full(y.size, limits.max), np.resize(edges, y.size)])
+    y = np.resize(y, x.size)
+    fits = (x >= limits.min) & (x <= limits.max) & ~((x == limits.min) & (y == -1))
+    x, y = x[fits], y[fits]
+    expected = np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y))
+    given = [x.astype(kind.numpy), y.astype(kind.numpy)]
+    for name, wanted in (("div", expected), ("rem", x - expected * y)):
+        kernel, arguments = kernel_of(lambda b, v, name=name: [b.scalar(name, *v)], given, x.shape, kind)
+        call(build_map("map", kernel, machine_of_width(width)), arguments, width)
+        assert np.array_equal(arguments[0], wanted), name
+
+
 def test_whole_powers_of_whole_numbers_are_whole() -> None:
     x, y = np.arange(1, 65, dtype=np.int64), (np.arange(64) % 9).astype(np.float32)
     kernel, given = kernel_of(lambda b, v: [ScalarEmitter(b).pow(v[0], v[1])], [x, y], x.shape, BY_NAME["i64"])
