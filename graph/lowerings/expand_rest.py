@@ -38,12 +38,9 @@ def hardmax(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
         return [b.identity(x)]
     if not isinstance(along, int):  # nothing has no greatest element: see what a run brings
         return None
+    zero, one = (b.const(np.array(number, dtype_of(x).numpy)) for number in (0, 1))
     best = b.argmax(x, axis=axis, keepdims=1)
-    size = b.squeeze(b.shape(x, start=axis, end=axis + 1), _ints(0))
-    places = b.range(np.array(0, np.int64), size, np.array(1, np.int64))
-    later = np.arange(1, rank_of(x) - axis)
-    places = b.unsqueeze(places, later) if len(later) else places
-    return [b.cast(b.equal(best, places), to=dtype_of(x).onnx_code)]
+    return [b.scatter_elements(b.expand(zero, b.shape(x)), best, b.expand(one, b.shape(best)), axis=axis)]
 
 
 @expands("ReverseSequence")
