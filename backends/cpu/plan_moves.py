@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...graph.core import Operation
-from ...graph.dtypes import i32, i64
+from ...graph.dtypes import f32, i32, i64
 from ...graph.kernel.index_ops import Pad
 from ...graph.kernel.strided import Shape, Strided
 from .kernels.arg_extreme import ArgExtreme, arg_extreme_arguments, arg_extreme_units, build_arg_extreme
@@ -28,7 +28,7 @@ from .kernels.pad import Dim, build_pad, joined_dims, pad_arguments, pad_pieces,
 from .kernels.pad import Pad as PadKernel
 from .kernels.scan import Scan, build_scan, scan_arguments, scan_units
 from .kernels.sort import FEW, Sort, build_sort, sort_arguments, sort_scratch, sort_units
-from .kernels.strided import Rows, Size, joined, split_rows, stride_sizes
+from .kernels.strided import Along, Rows, Size, joined, split_rows, stride_sizes
 from .kernels.strided import View as TensorView
 from .plan_map import MOVED, order_of
 from .planner import Argument, Buffer, Planner, View, dtype_of, plans
@@ -284,6 +284,10 @@ def _indexed(
 # ---- along a row -----------------------------------------------------------------------------------------------------
 
 
+# Elements of a row up to which `_arg_extreme_along` calls it short.
+_SHORT_ROW = 64
+
+
 @plans("kernel.arg_extreme")
 def plan_arg_extreme(planner: Planner, op: Operation) -> None:
     x = planner.view(op.operand_values[0])
@@ -298,7 +302,7 @@ def plan_arg_extreme(planner: Planner, op: Operation) -> None:
     views = rows.views([x.dtype, result.dtype], planner.static)
     kernel = ArgExtreme(
         *_row_extents(planner, rows), views[0], TensorView(result.dtype, views[1].outer),
-        op.attr("kind") == "max", bool(op.attr("select_last_index")), along=rows.along,
+        op.attr("kind") == "max", bool(op.attr("select_last_index")), along=_arg_extreme_along(planner, rows),
     )  # fmt: skip
     machine = planner.machine
     name = f"arg{op.attr('kind')}"
@@ -306,6 +310,13 @@ def plan_arg_extreme(planner: Planner, op: Operation) -> None:
     given = _row_arguments(planner, rows, {"x0": x, "y0": result})
     units = arg_extreme_units(kernel, machine, rows.outer) if result.layout.size else 0
     planner.call(compiled, arg_extreme_arguments(kernel), given, units, 4.0 * x.layout.size)
+
+
+def _arg_extreme_along(planner: Planner, rows: Rows) -> Along:
+    """Many short rows are taken side by side, though their elements have to be gathered then: taken alone, each would
+    end with its lanes compared one by one, which costs more."""
+    is_short = rows.along == "row" and rows.row[0] <= _SHORT_ROW
+    return "column" if is_short and rows.outer and rows.outer[-1] >= planner.machine.lanes(f32) else rows.along
 
 
 @plans("kernel.scan")

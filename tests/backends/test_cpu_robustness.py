@@ -221,6 +221,17 @@ def test_places_in_nothing(axis: int, keepdims: int) -> None:
             same_as_reference(network, {"x": floats(*shape)})
 
 
+@pytest.mark.parametrize("operator", ["argmax", "argmin"])
+def test_places_in_rows_of_any_length(operator: str) -> None:
+    """Short rows are taken side by side, long ones one by one."""
+    executable = tilewright.compile(model(operator, {"x": f32["n", "c"]}, axis=1), target="cpu")
+    for shape in ((40, 3), (40, 64), (40, 65), (3, 5), (1, 300), (200, 2)):
+        x = floats(*shape)
+        x[::3, -1] = x[::3, 0]
+        (found,) = executable.run({"x": x}).values()
+        assert np.array_equal(found, getattr(np, operator)(x, axis=1, keepdims=True)), shape
+
+
 @pytest.mark.parametrize("operator", ["relu", "softmax", "transpose"])
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
 def test_maps_and_rows_of_nothing(operator: str, shape: tuple[int, ...]) -> None:

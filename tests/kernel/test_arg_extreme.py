@@ -14,14 +14,16 @@ from tilewright.backends.cpu.kernels.arg_extreme import (
     arg_extreme_units,
     build_arg_extreme,
 )
-from tilewright.backends.cpu.kernels.strided import View, split_rows
+from tilewright.backends.cpu.kernels.strided import Along, View, split_rows
 from tilewright.backends.cpu.machine import machine_of_width
 from tilewright.graph.dtypes import from_numpy, i64
 
 random = np.random.default_rng(3)
 
 
-def check(x: np.ndarray, axis: int, greatest: bool, last: bool, width: int, static: bool = True) -> None:
+def check(
+    x: np.ndarray, axis: int, greatest: bool, last: bool, width: int, static: bool = True, along: Along | None = None
+) -> None:
     kept = [other for other in range(x.ndim) if other != axis]
     expected = _expected(x, axis, greatest, last)
     steps = [0] * x.ndim
@@ -32,7 +34,7 @@ def check(x: np.ndarray, axis: int, greatest: bool, last: bool, width: int, stat
     outer = rows.outer if static else (None,) * len(rows.outer)
     kernel = ArgExtreme(
         outer, row if static else None, View(from_numpy(x.dtype), rows.outer_strides[0], rows.row_strides[0]),
-        View(i64, rows.outer_strides[1]), greatest, last, along=rows.along,
+        View(i64, rows.outer_strides[1]), greatest, last, along=along or rows.along,
     )  # fmt: skip
     machine = machine_of_width(width)
     memory = (x if x.base is None else x.base).reshape(-1)
@@ -81,3 +83,13 @@ def test_dtypes_and_strides(dtype: type) -> None:
 def test_all_elements_lowest() -> None:
     check(np.full((3, 33), -math.inf, np.float32), 1, True, False, 256)
     check(np.full((3, 33), -math.inf, np.float32), 1, True, True, 256)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("row", [1, 2, 21])
+def test_short_rows_side_by_side(row: int, last: bool, width: int) -> None:
+    x = random.integers(0, 4, (37, row)).astype(np.float32)
+    x[random.random(x.shape) < 0.1] = math.nan
+    for static in (True, False):
+        check(x, 1, True, last, width, static, along="column")
