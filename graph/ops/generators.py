@@ -144,6 +144,10 @@ class EyeLike(SameShape):
             require_rank(op, 0, shape, 2)
         return shape
 
+    def evaluate(self, op: Operation, like: Any) -> Any:
+        dtype = self.result_dtype(op)
+        return np.eye(*like.shape, k=op.attr("k", 0), dtype=like.dtype if dtype is None else dtype.numpy)
+
 
 # ---- random numbers --------------------------------------------------------------------------------------------------
 

@@ -114,12 +114,32 @@ class GatherND(TensorOp):
             )
         return [*indices[:-1], *data[batch + depth :]]
 
+    def evaluate(self, op: Operation, data: Any, indices: Any) -> Any:
+        lead, batch = indices.shape[:-1], op.attr("batch_dims", 0)
+        batches = [
+            np.expand_dims(grid, tuple(range(batch, len(lead)))) for grid in np.indices(lead[:batch], sparse=True)
+        ]
+        found = data[(*batches, *np.moveaxis(indices, -1, 0))]
+        return np.broadcast_to(found, (*lead, *data.shape[batch + indices.shape[-1] :])).copy()
+
+
+_COMBINE = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
+
 
 class Scatter(SameShape):
     """`data` with some elements replaced, or combined with others if `reduction` says how."""
 
     def flops(self, op: Operation) -> Dim | None:
         return 0 if op.attr("reduction", "none") == "none" else operand_size(op, 2)
+
+    def scattered(self, op: Operation, data: Any, places: tuple[Any, ...], updates: Any) -> Any:
+        """A copy of `data` with `updates` at `places`, one after another."""
+        result, combine = data.copy(), _COMBINE.get(op.attr("reduction", "none"))
+        if combine is None:
+            result[places] = updates
+        else:
+            combine.at(result, places, updates)
+        return result
 
 
 @op("ScatterElements")
@@ -140,10 +160,20 @@ class ScatterElements(Scatter):
                 same_dim(left, right, context, mismatch)
         return data
 
+    def evaluate(self, op: Operation, data: Any, indices: Any, updates: Any) -> Any:
+        places = list(np.indices(indices.shape, sparse=True))
+        places[op.attr("axis", 0) % data.ndim] = indices
+        return self.scattered(op, data, tuple(places), updates)
+
 
 @op("ScatterND")
 class ScatterND(Scatter):
     """`data` with slices replaced (or added to, ...): each vector in the last dim of `indices` names one."""
+
+    def evaluate(self, op: Operation, data: Any, indices: Any, updates: Any) -> Any:
+        if not indices.shape[-1]:  # each names all of `data`
+            return super().evaluate(op, data, indices, updates)
+        return self.scattered(op, data, tuple(np.moveaxis(indices, -1, 0)), updates)
 
 
 @op("TensorScatter")
@@ -162,6 +192,9 @@ class Compress(TensorOp):
         if axis is None:
             return [context.fresh()]
         return None if shape is None else replaced(shape, normalize_axis(axis, len(shape), op), context.fresh())
+
+    def evaluate(self, op: Operation, x: Any, condition: Any) -> Any:
+        return np.compress(condition, x, op.attr("axis"))
 
 
 @op("OneHot")
@@ -251,6 +284,10 @@ class NonZero(TensorOp):
 
     def flops(self, op: Operation) -> Dim | None:
         return operand_size(op)
+
+    def evaluate(self, op: Operation, x: Any) -> Any:
+        # A scalar has no dims, so that no place of it has numbers; numpy refuses one.
+        return np.array(np.nonzero(x), np.int64) if x.ndim else np.zeros((0, np.count_nonzero(x)), np.int64)
 
 
 @op("Unique")

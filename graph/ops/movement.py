@@ -390,6 +390,12 @@ class Trilu(SameShape):
 
     traits = INJECTIVE
 
+    def evaluate(self, op: Operation, x: Any, diagonal: Any = None) -> Any:
+        rows, columns = x.shape[-2:]
+        # No diagonal lies farther off.
+        k = 0 if diagonal is None else min(max(int(diagonal.reshape(())), -rows), columns)
+        return np.triu(x, k) if op.attr("upper", 1) else np.tril(x, k)
+
 
 @op("ReverseSequence")
 class ReverseSequence(SameShape):

@@ -172,6 +172,16 @@ class RunningReduction(SameShape):
     """Element i combines the elements up to i along an axis."""
 
     traits = REDUCTION
+    combine: ClassVar[Any] = np.add
+
+    def evaluate(self, op: Operation, x: Any, axis: Any) -> Any:
+        along = int(axis.reshape(()))
+        given = np.flip(x, along) if op.attr("reverse", 0) else x
+        found = self.combine.accumulate(given, along, given.dtype)
+        if op.attr("exclusive", 0):
+            found = np.roll(found, 1, along)
+            np.moveaxis(found, along, 0)[:1] = self.combine.identity
+        return np.flip(found, along) if op.attr("reverse", 0) else found
 
 
 @op("CumSum")
@@ -182,6 +192,8 @@ class CumulativeSum(RunningReduction):
 @op("CumProd")
 class CumulativeProduct(RunningReduction):
     """Running products."""
+
+    combine: ClassVar[Any] = np.multiply
 
 
 @op("Det")
