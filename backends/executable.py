@@ -95,9 +95,11 @@ class Executable(ABC):
         try:
             results, findings = self._execute(arguments, dims, chosen, places(bound, arguments) if bound else ())
         except ExecutionError as error:  # it names a node, far from what was given
-            given = ", ".join(f"{name} {describe(value)}" for name, value in feeds.items())
-            error.with_note(f"the model was given {given or 'no inputs'}")
+            error.with_note(_given(feeds))
             raise
+        except MemoryError as error:  # for a copy of an input, say, of which a view alone took no memory
+            message = f"there is not enough memory for a run: {error}"
+            raise ExecutionError("run/memory", message, notes=[_given(feeds)]) from error
         for finding in findings:
             warnings.warn(finding.render(), ModelWarning, stacklevel=3)
         return results
@@ -140,6 +142,11 @@ class Executable(ABC):
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
         return f"<{type(self).__name__} ({inputs}) -> ({outputs})>"
+
+
+def _given(feeds: Mapping[str, Any]) -> str:
+    given = ", ".join(f"{name} {describe(value)}" for name, value in feeds.items())
+    return f"the model was given {given or 'no inputs'}"
 
 
 def owned(result: Any, arguments: Sequence[Any]) -> Any:

@@ -179,6 +179,12 @@ def test_what_takes_more_memory_than_there_is_is_refused_before(
     assert caught.value.diagnostics[0].code == "run/memory"
 
 
+def test_a_view_that_no_memory_could_hold() -> None:
+    x = np.broadcast_to(np.float32(1), (1 << 31, 1 << 20))
+    with pytest.raises(ExecutionError, match=r"run/memory.*\n.*given x f32\[2147483648, 1048576\]"):
+        tilewright.compile(model("relu", {"x": X}, {})).run({"x": x})
+
+
 def test_memory_of_this_machine() -> None:
     assert 1 << 27 < memory_bytes() <= 1 << 56
 
