@@ -72,21 +72,23 @@ def instance_norm(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
 
 @lowers("BatchNormalization")
 def batch_norm(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
-    """With running statistics: one map."""
+    """With running statistics: one map of the elements, and one that makes a factor of each channel's variance."""
     x = op.operand_values[0]
     if not all_native(op) or op.attr("training_mode") or rank_of(x) < 2 or len(op.results) > 1:
         return None
     later = range(1, rank_of(x) - 1)
     columns = [k.unsqueeze(value, later) if later else value for value in op.operand_values[1:]]
-    epsilon = op.attr("epsilon")
+    scale, bias, mean, variance = columns
+    epsilon, dtype = op.attr("epsilon"), dtype_of(scale)
 
-    def normalize(s: Any, element: Any, scale: Any, bias: Any, mean: Any, variance: Any) -> Any:
-        factor = s.div(scale, s.sqrt(s.add(s.cast(variance, dtype_of(scale_)), epsilon)))
-        wide = s.cast(element, dtype_of(scale_))
-        return s.add(s.mul(s.sub(wide, s.cast(mean, dtype_of(scale_))), factor), bias)
+    def factor(s: Any, scale: Any, variance: Any) -> Any:
+        return s.div(scale, s.sqrt(s.add(s.cast(variance, dtype), epsilon)))
 
-    scale_ = columns[0]
-    return [k.map(normalize, [x, *columns], tensor_type(op.results[0]))]
+    def normalize(s: Any, element: Any, factor: Any, bias: Any, mean: Any) -> Any:
+        return s.add(s.mul(s.sub(s.cast(element, dtype), s.cast(mean, dtype)), factor), bias)
+
+    factors = k.map(factor, [scale, variance], tensor_type(scale))
+    return [k.map(normalize, [x, factors, bias, mean], tensor_type(op.results[0]))]
 
 
 @lowers("GroupNormalization")
