@@ -292,11 +292,14 @@ def _with_heads(
         heads = [leads[0][1], *((_without_repeats(h) if grouped else h) for _, h in leads[1:])]
         if prove_equal(size_of(heads[1]), size_of(heads[2])) is not True:
             continue
+        numbers = size_of(heads[0]), size_of(heads[1])
+        are_known = all(isinstance(number, int) for number in numbers)
+        if not are_known and numbers[1] != 1 and prove_equal(*numbers) is not True:
+            continue  # how often keys are repeated would not be known
         batches = [batch for batch, _ in leads]
         if joined is not None:
             packed = [part.packed(b, h, flat) for part, b, h in zip(parts, batches, heads, strict=True)]
-            numbers = size_of(heads[0]), size_of(heads[1])
-            if all(packed) and all(isinstance(number, int) for number in numbers):
+            if all(packed) and are_known:
                 found = _operands(packed, dims, joined, numbers)
                 found.reshape = None if joined is ends.joined else joined[-1]
                 return found

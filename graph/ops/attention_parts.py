@@ -85,7 +85,7 @@ class AttentionParts:
 
     def build(self) -> list[Value] | None:
         op, b = self.op, self.b
-        heads = heads_of(op)
+        heads = heads_of(op) or self._any_heads()
         if heads is None or self._has_other_parts():
             return None
         total, masks = self._total_length(), masks_of(op)
@@ -106,6 +106,19 @@ class AttentionParts:
         if heads.packed:
             result = b.reshape(b.transpose(result, perm=[0, 2, 1, 3]), [0, 0, heads.queries * heads.value_size])
         return [result, present_key, present_value][: max(1, len(op.results))]
+
+    def _any_heads(self) -> Heads | None:
+        """Heads of which only is known that each one of queries has its own keys, or all have the same: nothing depends
+        on how many there are, nor on their sizes if the scale is given."""
+        shapes = [shape_of_value(self.op.input(index)) for index in range(3)]
+        query, key, value = shapes
+        if query is None or key is None or value is None or not len(query) == len(key) == len(value) == 4:
+            return None
+        size = query[3] if isinstance(query[3], int) else 0
+        is_one_to_one = key[1] == 1 or prove_equal(query[1], key[1]) is True
+        if not is_one_to_one or not (size or self.op.attr("scale") is not None):
+            return None
+        return Heads(1, 1, size, 0, packed=False)
 
     def _has_other_parts(self) -> bool:
         op = self.op

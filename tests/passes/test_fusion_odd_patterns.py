@@ -81,6 +81,25 @@ for offset, strict, fill in product((-1, 0, 1), (False, True), (INF, LOWEST)):
     CASES[f"causal_{offset}_{'below' if strict else 'to'}_{fill}"] = causal, ("n", "s", "t")
 
 
+@case("h", "t")
+def heads_of_any_number(b: Any) -> None:
+    """One for each head of queries, and one for all; a guard against NaN, of which Attention has none."""
+    q, k, v = operands(b, (B, "h", S, D), (B, "h", "t", D))
+    guarded = b.softmax((q @ b.transpose(k, perm=[0, 1, 3, 2])) * 0.25 + b.input("mask", f32[B, 1, 1, "t"]))
+    y = b.where(b.isnan(guarded), np.float32(0), guarded) @ v
+    k, v = (b.reduce_mean(each, [1]) for each in (k, v))
+    b.output(attention(b, y, k, v), "y")
+
+
+@case("h")
+def groups_of_any_number(b: Any) -> None:
+    """How often keys are repeated is known, and how many there are is not."""
+    k = b.input("k", f32[B, "h", T, D])
+    repeated = b.reshape(b.expand(b.unsqueeze(k, [2]), [1, 1, 2, 1, 1]), [B, -1, T, D])
+    weights = b.softmax((b.relu(repeated) @ b.transpose(repeated, perm=[0, 1, 3, 2])) * 0.25)
+    b.output(b.where(b.isnan(weights), np.float32(0), weights) @ repeated, "y")
+
+
 @case("n", "s", "t")
 def heads_split_off(b: Any) -> None:
     x, z = b.input("q", f32["n", "s", H * D]), b.input("k", f32["n", "t", H * D])
