@@ -90,8 +90,9 @@ def _divide(e: FunctionEmitter, name: str, type: Type, x: str, y: str) -> str:
 
 
 def _quotients(e: FunctionEmitter, type: Type, x: str, y: str) -> str:
-    """Quotients of integers by way of floats, which machines divide in lanes. They are exact: one of n bits is no closer
-    to the next integer than 1 / y, and is rounded by less where a float has more than n + 1 bits of precision."""
+    """Quotients of integers by way of floats, which machines divide in lanes. They are exact: one of n bits is no
+    closer to the next integer than 1 / y, and is rounded by less where a float has more than n + 1 bits of precision.
+    """
     text, dtype, _ = type_facts(type)
     floats = llvm_type(like(type, f64 if dtype.bits > 16 else f32))  # type: ignore[arg-type]
     sign = "s" if dtype.kind == "int" else "u"
