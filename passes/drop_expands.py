@@ -4,6 +4,8 @@ Invariant: without the Expand the operation provably gives the same shape.
 
     %0 = expand %m, [1, 1, 4, 4] : bool[1, 1, 4, 4]       // %m : bool[1, 1, 1, 4]
     %1 = where %0, %x, 0.0 : f32[2, 3, 4, 4]              ->      %1 = where %m, %x, 0.0 : f32[2, 3, 4, 4]
+
+What is made of an expanded constant and of numbers is computed before that is expanded, and so is a constant, too.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..graph.builder import OpBuilder
-from ..graph.core import Value
+from ..graph.core import Operation, Value
 from ..graph.diagnostics import TypeInferenceError
 from ..graph.dims import Dim
 from ..graph.ops.common import broadcast
@@ -38,6 +40,38 @@ class UseUnexpanded(OpRule):
         assert position is not None
         m.rewriter.set_operand(m.root, position, _unexpanded(m.root.operands[position]))
         return None
+
+
+class ExpandLater(OpRule):
+    """where(expand(c, s), 0, -1) -> expand(where(c, 0, -1), s), of a constant c; likewise for all that broadcasts"""
+
+    root = (*BROADCASTING, "not", "neg", "cast")
+
+    def when(self, m: Match) -> Verdict:
+        return _only_expanded(m) is not None or m.fail("it is not made of an expanded constant and numbers", m.root)
+
+    def build(self, b: OpBuilder, m: Match) -> Replacement:
+        expand = _only_expanded(m)
+        assert expand is not None
+        operands = [_unexpanded(item) if item is expand.result else item for item in m.root.operands]
+        inner = b.create(m.root.definition, operands, m.root.attributes, location=m.root.location).result
+        result: Value = b.expand(inner, expand.operands[1])
+        return result
+
+
+def _only_expanded(m: Match) -> Operation | None:
+    """The Expand of a constant that makes one operand, where the others are single numbers."""
+    found = {made_by(operand, "expand") for operand in m.root.operands} - {None}
+    expand = found.pop() if len(found) == 1 else None
+    if expand is None or m.data(expand.operands[0]) is None:
+        return None
+    rank = len(m.shape(expand.result) or ())
+    for operand in m.root.operands:
+        shape = m.shape(operand)
+        is_number = m.data(operand) is not None and shape is not None and len(shape) <= rank and set(shape) <= {1}
+        if operand is not expand.result and not is_number:
+            return None
+    return expand
 
 
 def _unexpanded(value: Value | None) -> Value | None:
@@ -73,4 +107,4 @@ class DropExpands(RulePass):
     """Leave broadcasting to the operation that broadcasts anyway."""
 
     name = "drop-expands"
-    rules = (UseUnexpanded,)
+    rules = (UseUnexpanded, ExpandLater)

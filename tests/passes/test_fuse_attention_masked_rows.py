@@ -198,3 +198,20 @@ def test_a_constant_mask_with_an_empty_row_is_not_the_standard():
     _, original = check_everywhere(build, feeds_for(model))
     assert np.isnan(original["y"][:, :, 0]).all()
     assert not np.isnan(original["y"][:, :, 1:]).any()
+
+
+def test_a_mask_that_hides_nothing_is_none():
+    """transformers gives encoders a mask that is true everywhere, expanded to the batch of a run."""
+
+    def build(b):
+        q, k, v = four(b, dynamic=True)
+        size = b.concat(b.shape(q, end=1), [1], b.shape(q, start=2, end=3), b.shape(k, start=2, end=3), axis=0)
+        bias = b.where(b.expand(np.ones((1, 1, 1, 1), bool), size), 0.0, LOWEST)
+        b.output(b.softmax(b.add(q @ transposed(b, k), bias)) @ v, "y")
+
+    model = model_of(build)
+    assert not fuse(model, "O2")
+    (attention,) = (op for op in model.walk() if op.name == "attention")
+    assert [operand is not None for operand in attention.operands] == [True] * 3
+    feeds = feeds_for(model)
+    same(run(model, feeds), run(model_of(build), feeds))
