@@ -19,6 +19,7 @@ from .kernels.indexed import (
     Scatter,
     build_gather,
     build_scatter,
+    can_stream,
     gather_units,
     indexed_arguments,
     scatter_units,
@@ -30,7 +31,7 @@ from .kernels.scan import Scan, build_scan, scan_arguments, scan_units
 from .kernels.sort import FEW, Sort, build_sort, sort_arguments, sort_scratch, sort_units
 from .kernels.strided import Along, Rows, Size, joined, split_rows, stride_sizes
 from .kernels.strided import View as TensorView
-from .plan_map import MOVED, order_of
+from .plan_map import MOVED, order_of, turned
 from .planner import Argument, Buffer, Planner, View, dtype_of, plans
 
 
@@ -177,8 +178,9 @@ def _gather(
 ) -> None:
     extents, lines = _joined(result.shape, strides)
     space = _space(planner, data, indices, extents, lines, len(steps))
-    kernel = Gather(space)
     machine = planner.machine
+    bytes = result.layout.size * result.dtype.numpy.itemsize
+    kernel = Gather(space, can_stream(space, extents) and bool(bytes >= machine.streamed_bytes))
     name = op.name.removeprefix("kernel.")
     compiled = planner.library.get(("gather", kernel), lambda name: build_gather(name, kernel, machine), name)
     given = _indexed(planner, op, (data, result, indices), extents, lines, steps, component)
@@ -341,6 +343,7 @@ def plan_scan(planner: Planner, op: Operation) -> None:
 def plan_sort(planner: Planner, op: Operation) -> None:
     x = planner.view(op.operand_values[0])
     axis = int(op.attr("axis")) % x.layout.rank
+    x = turned(planner, x, [*(a for a in range(x.layout.rank) if a != axis), axis])
     k = int(planner.known(op.operand_values[1]).reshape(-1)[0])
     values, indices = (planner.new(result) for result in op.results)
     lines = [[*(n for a, n in enumerate(v.strides) if a != axis), v.strides[axis]] for v in (x, values, indices)]

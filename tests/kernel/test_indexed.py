@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tilewright.backends.cpu.kernels.indexed import (
     Scatter,
     build_gather,
     build_scatter,
+    can_stream,
     gather_units,
     indexed_arguments,
     scatter_units,
@@ -54,9 +56,9 @@ def run(
 
 def gathered(
     space: Indexed, extents: tuple[int, ...], whole: np.ndarray, indices: np.ndarray, axes: list[int],
-    shape: tuple[int, ...], width: int = 256, component: int = 1,
+    shape: tuple[int, ...], width: int = 256, component: int = 1, streams: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    kernel = Gather(space)
+    kernel = Gather(space, streams)
     module = build_gather("gather", kernel, machine_of_width(width))
     part = np.zeros(shape, whole.dtype)
     units = gather_units(kernel, extents)
@@ -81,6 +83,31 @@ def test_gather_along_an_axis(index: Any, inner: int, width: int) -> None:
     found, fault = gathered(space, extents, whole, indices, [1], expected.shape, width)
     assert np.array_equal(found, expected)
     assert not fault.any()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.float64])
+@pytest.mark.parametrize(("length", "static"), [(64, True), (131, True), (300, False), (7, False)])
+def test_gather_long_rows(length: int, static: bool, dtype: Any, streams: bool, width: int) -> None:
+    """In sets of vectors, perhaps past the caches from the first whole line on; the last row asks for itself."""
+    whole = random.integers(0, 100, (9, length)).astype(dtype)
+    indices = random.integers(-9, 9, (2, 5))
+    extents = (2, 5, length)
+    space = Indexed(from_numpy(whole.dtype), from_numpy(indices.dtype), extents if static else (None,) * 3,
+                    (0, 0, 1), (5 * length, length, 1), (5, 1, 0))  # fmt: skip
+    found, fault = gathered(space, extents, whole, indices, [0], extents, width, streams=streams)
+    assert np.array_equal(found, whole[indices])
+    assert not fault.any()
+
+
+def test_which_rows_can_go_past_the_caches() -> None:
+    kind, index = from_numpy(np.dtype(np.float32)), from_numpy(np.dtype(np.int64))
+    rows = Indexed(kind, index, (None, None), (0, 1), (None, 1), (1, 0))
+    assert can_stream(rows, (8, 1024))
+    assert not can_stream(rows, (8, 1023))
+    assert not can_stream(replace(rows, whole=(0, None)), (8, 1024))
+    assert not can_stream(replace(rows, indices=(0, 1)), (8, 1024))
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.float16, np.int64])

@@ -23,11 +23,17 @@ from ....graph.kernel.loop_builder import Operand
 from ....graph.kernel.scalar_emitter import computed_in
 from ....graph.module import Module
 from ..machine import Machine
+from .elementwise import AHEAD_BYTES
 from .move import moved_as
 from .strided import Size, StridedBuilder, argument_names
 
 # Elements of a unit of work, about.
 _GRAIN = 1 << 13
+# Vectors of a row that are copied at once.
+_SET = 4
+_LINE_BYTES = 64
+# Rows of so many bytes can go past the caches.
+_LEAST_STREAMED = 4096
 
 
 @dataclass(frozen=True)
@@ -48,9 +54,11 @@ class Indexed:
 
 @dataclass(frozen=True)
 class Gather:
-    """part[...] = whole[..., index, ...]. What an index out of range would give is left as it was."""
+    """part[...] = whole[..., index, ...]. What an index out of range would give is left as it was. With `streams` the
+    part's rows, which are contiguous, go to memory past the caches."""
 
     space: Indexed
+    streams: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,12 @@ def indexed_arguments(space: Indexed) -> list[str]:
     return argument_names(["whole", "part", "indices", "fault"], indexed_sizes(space))
 
 
+def can_stream(space: Indexed, extents: Sequence[int]) -> bool:
+    """Whether what is gathered can go past the caches: long rows without gaps."""
+    row = extents[-1] * moved_as(space.dtype).bits // 8
+    return bool(space.indices[-1] == 0 and space.whole[-1] == space.part[-1] == 1 and row >= _LEAST_STREAMED)
+
+
 def gather_units(kernel: Gather, extents: Sequence[int]) -> int:
     """How many units of work there are for these extents."""
     if not math.prod(extents):
@@ -102,7 +116,10 @@ def scatter_units(kernel: Scatter, extents: Sequence[int]) -> int:
 def build_gather(name: str, kernel: Gather, machine: Machine) -> Module:
     """The kernel as a module of the level "loop"; see `indexed_arguments` for what it takes."""
     builder = _IndexedBuilder(name, kernel.space, machine, moved_as(kernel.space.dtype))
+    builder.streams = kernel.streams
     builder.gather()
+    if kernel.streams:
+        builder.b.fence()
     return builder.b.module()
 
 
@@ -116,18 +133,27 @@ def build_scatter(name: str, kernel: Scatter, machine: Machine) -> Module:
 
 class _IndexedBuilder(StridedBuilder):
     reports = True
+    streams = False
 
     def __init__(self, name: str, space: Indexed, machine: Machine, dtype: DType) -> None:
         buffers = {"whole": dtype, "part": dtype, "indices": space.index, "fault": i64}
         super().__init__(name, machine, buffers, indexed_sizes(space), computed_in(dtype))
         self.lanes = min(16, self.lanes)
-        self.space, self.dtype = space, dtype
+        self.space, self.dtype, self.bytes = space, dtype, max(1, dtype.bits // 8)
         self.dims = [f"outer{axis}" for axis in range(len(space.extents))]
         self.last = len(space.extents) - 1
 
     @property
     def by_row(self) -> bool:
         return self.space.indices[-1] == 0
+
+    @property
+    def has_long_rows(self) -> bool:
+        """Whether rows are contiguous and of several sets of vectors, as far as that is known."""
+        space = self.space
+        length = space.extents[-1]
+        is_long = length is None or length >= 2 * _SET * self.lanes
+        return is_long and space.whole[-1] == space.part[-1] == 1
 
     def places_of(self, indices: Sequence[Operand]) -> dict[str, Operand]:
         return {name: self.place(name, "outer", indices) for name in ("whole", "part", "indices")}
@@ -190,22 +216,58 @@ class _IndexedBuilder(StridedBuilder):
         with b.loop(begin, end) as row:
             places = self.places_of(self.unravel(row, self.dims[:-1]))
             if self.by_row:
-                self.gather_row(places, inner)
+                following = None
+                if self.has_long_rows:
+                    later = self.unravel(b.min(b.add(row, 1), b.sub(rows, 1)), self.dims[:-1])
+                    following = self.place("indices", "outer", later)
+                self.gather_row(places, following, inner)
             else:
                 self.gather_lanes(places, inner)
 
-    def gather_row(self, places: dict[str, Operand], length: Operand) -> None:
+    def gather_row(self, places: dict[str, Operand], following: Operand | None, length: Operand) -> None:
+        """One row; the row whose index is at `following` is asked for meanwhile, as no processor expects it."""
         b = self.b
         target, good, wrong = self.target(places["indices"], None, vector=False)
+        later = None
+        if following is not None:
+            later = b.add(places["whole"], self.target(following, None, vector=False)[0])
 
         def move() -> None:
-            self.each(places | {"whole": b.add(places["whole"], target)}, 0, length, self.copy_vector)
+            self.copy_row(places | {"whole": b.add(places["whole"], target)}, later, length)
 
         b.branch(good, move, lambda: self.report(wrong))
 
+    def copy_row(self, places: dict[str, Operand], later: Operand | None, length: Operand) -> None:
+        """Sets of vectors, which ask for what is needed later, then what is left."""
+        b, width = self.b, _SET * self.lanes
+        start: Operand = 0
+        if self.streams:
+            start = b.min(b.until_aligned(b["part"], places["part"], self.lanes * self.bytes), length)
+            self.copy_vector(places, b.tail_mask(b.index(start), self.lanes))
+        if later is not None:
+            whole = b.add(start, b.mul(b.div(b.sub(length, start), width), width))
+            with b.loop(start, whole, width) as i:
+                here = self.ahead(places, self.last, i)
+                self.ask(here["part"], b.add(later, i))
+                for vector in range(_SET):
+                    self.copy_vector(self.ahead(here, self.last, vector * self.lanes), None)
+            start = whole
+        self.each(places, start, length, self.copy_vector)
+
     def copy_vector(self, places: dict[str, Operand], mask: Value | None) -> None:
         value = self.load("whole", places["whole"], self.stride("whole", "outer", self.last), mask)
-        self.store(value, "part", places["part"], self.stride("part", "outer", self.last), mask)
+        if self.streams and mask is None:
+            self.b.store(value, self.b["part"], places["part"], streams=True)
+        else:
+            self.store(value, "part", places["part"], self.stride("part", "outer", self.last), mask)
+
+    def ask(self, part: Operand, later: Operand) -> None:
+        """Ask for the lines of a set of vectors: of the row that comes next, and of the part a little further on."""
+        b = self.b
+        for start in range(0, _SET * self.lanes, _LINE_BYTES // self.bytes):
+            b.prefetch(b["whole"], b.add(later, start))
+            if not self.streams:
+                b.prefetch(b["part"], b.add(part, AHEAD_BYTES // self.bytes + start), writes=True)
 
     def each(
         self,
