@@ -16,7 +16,7 @@ import pytest
 import tilewright
 from tilewright.backends.target import compile_module
 from tilewright.graph import opdef
-from tilewright.graph.dtypes import BY_NAME, DType, bool_, from_numpy
+from tilewright.graph.dtypes import BY_NAME, DType, bool_, f32, from_numpy
 from tilewright.graph.model_builder import Builder
 from tilewright.graph.ops.elementwise import Elementwise
 
@@ -282,6 +282,12 @@ def test_orders(dtype: str) -> None:
         return made
 
     check(build, x)
+
+
+def test_the_first_of_columns() -> None:
+    """So many columns are turned, so that each lies in a row; a batch stays outermost."""
+    check(lambda b, x: list(b.topk(x, np.array([5]), axis=0)), operand((130, 140), f32, 21))
+    check(lambda b, x: list(b.topk(x, np.array([9]), axis=1, largest=0)), operand((2, 70, 140), f32, 22))
 
 
 def test_resampling() -> None:
