@@ -221,15 +221,16 @@ def _length(key: Value) -> Dim:
 
 
 def _rounded(scale: float, query: Value) -> float:
-    """The scale in f32, as the attribute is; a scale for f64 is used only if that is exact."""
+    """The scale in f32, as the attribute is; a scale for f64 is used only if that and its root are exact."""
     return scale if str(dtype_of(query)) == "f64" else float(np.float32(scale))
 
 
 def _is_usable_scale(scale: float, query: Value) -> bool:
-    """Attention takes a positive f32 as its scale, of which it uses the square root."""
+    """Attention takes a positive f32 as its scale, of which it uses the square root, in f32 as well."""
     if not float(np.finfo(np.float32).tiny) <= scale <= float(np.finfo(np.float32).max):
         return False
-    return str(dtype_of(query)) != "f64" or float(np.float32(scale)) == scale
+    root = float(np.sqrt(np.float32(scale)))
+    return str(dtype_of(query)) != "f64" or (float(np.float32(scale)) == scale and root * root == scale)
 
 
 class AttentionOperands(OpRule):

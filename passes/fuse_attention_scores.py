@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..graph.core import Operation, Value
 from ..graph.dtypes import DType
 from ..graph.types import TensorType
+from .formulas import is_near
 from .fuse_attention_views import scale_of, shape_of
 from .fuse_attention_windows import Windows, find_windows
 from .rules import Mismatch
@@ -246,7 +249,10 @@ class _Up:
         if divide is None or found is None or self.softcap or self.scale != 1.0 or cap <= 0:
             return Mismatch("tanh is not a soft cap of the scores", (tanh,))
         position, factor = found
-        if abs(factor * cap - 1.0) > 1e-6:
+        dtype = dtype_of(inner)
+        if str(dtype) == "f64" and float(np.float32(cap)) != cap:
+            return Mismatch("the soft cap is an attribute, an f32, which this one is not exactly", (op,))
+        if not is_near(factor * cap, 1.0, dtype):
             # The scale of the scores is part of the division.
             self.scale = factor * cap
         self.softcap = cap

@@ -37,6 +37,13 @@ def scale_that_takes_scores_to_infinity(b):
     b.output(b.softmax(b.mul(q @ transposed(b, k), float(np.finfo(np.float32).min))) @ v, "y")
 
 
+@refusal("an f32, which this one is not")
+def soft_cap_in_f64_that_is_no_f32(b):
+    q, k, v = (b.input(name, f64[B, H, length, D]) for name, length in (("q", S), ("k", T), ("v", T)))
+    cap = np.float64(0.7)
+    b.output(b.softmax(b.tanh((q @ transposed(b, k)) / cap) * cap) @ v, "y")
+
+
 @refusal("are returned")
 def weights_are_an_output(b):
     q, k, v = four(b)
@@ -394,17 +401,20 @@ def test_products_in_two_blocks_are_left():
     assert "lies in another block" in context.log.diagnostics[0].message
 
 
-def test_a_scale_that_is_not_exact_in_f32_stays_outside_for_f64():
+@pytest.mark.parametrize(("scale", "is_exact"), [(1 / np.sqrt(D), False), (0.5, False), (0.25, True), (4.0, True)])
+def test_a_scale_that_is_not_exact_in_f32_stays_outside_for_f64(scale, is_exact):
+    """Nor is one whose root is not exact, by which the kernels multiply both operands."""
+
     def build(b):
         q, k, v = (b.input(name, f64[B, H, length, D]) for name, length in (("q", S), ("k", T), ("v", T)))
-        b.output(b.softmax(b.mul(q @ transposed(b, k), np.float64(1 / np.sqrt(D)))) @ v, "y")
+        b.output(b.softmax(b.mul(q @ transposed(b, k), np.float64(scale))) @ v, "y")
 
     model = model_of(build)
     PassManager.parse("fuse-attention,dce").run(model, PassContext())
     names = [op.name for op in model.walk() if op.name not in ("const", "return")]
-    assert names == ["mul", "attention"]
+    assert names == (["attention"] if is_exact else ["mul", "attention"])
     attention = next(op for op in model.walk() if op.name == "attention")
-    assert attention.attributes["scale"] == 1.0
+    assert attention.attributes["scale"] == (scale if is_exact else 1.0)
 
 
 @pytest.mark.refusal
