@@ -208,7 +208,7 @@ def choose_again(op: Operation, inference: InferenceContext, flat: bool = False)
     if all(choice.value is value for choice, value in zip(found.choices, values, strict=True)):
         return Mismatch("the operands have the simplest form", (op,))
     heads = found.packed[1] if found.packed is not None else (shape_of(found.choices[1].value) or (None, None))[1]
-    if len(op.operands) > 4 and heads != (shapes[1] or ())[1]:
+    if _shows_keys(op) and heads != (shapes[1] or ())[1]:
         return Mismatch("the past has as many heads as are repeated", (op,))
     return found
 
@@ -216,9 +216,16 @@ def choose_again(op: Operation, inference: InferenceContext, flat: bool = False)
 def _again(op: Operation, values: Sequence[Value], inference: InferenceContext, flat: bool) -> Operands | None:
     """The operands of an attention taken again from what `values` were made from."""
     q, k, _ = (shape_of(value) or () for value in values)
-    parts = [_Operand(value, inference, False, index < 2) for index, value in enumerate(values)]
+    # A scale of the new keys is not one of those before them, and what is given back is scaled.
+    scaled = 1 if _shows_keys(op) else 2
+    parts = [_Operand(value, inference, False, index < scaled) for index, value in enumerate(values)]
     leads = [(part.lead[0], part.lead[1]) for part in parts]
     return _with_heads(op.results[0], (q[0], q[1], q[2], k[2]), parts, leads, inference, flat)
+
+
+def _shows_keys(op: Operation) -> bool:
+    """Whether keys and values join those of a past, or are given back."""
+    return op.input(4) is not None or len(op.results) > 1
 
 
 def _rotary_of(value: Value) -> Operation | None:

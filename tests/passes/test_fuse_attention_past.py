@@ -44,6 +44,28 @@ def test_written_as_parts_it_is_what_it_was() -> None:
     assert len(written.graph.node) <= before
 
 
+@pytest.mark.parametrize("given_back", ["present", "past and present"])
+@pytest.mark.parametrize("what", ["scaled", "repeated", "both"])
+def test_keys_that_are_given_back_are_what_they_were(what: str, given_back: str) -> None:
+    """What is done to the keys of an operator's own cache is seen in its results, and was done to the past already."""
+    b = Builder(opset=23)
+    q, v = b.input("q", f32[B, H, 3, D]), b.input("v", f32[B, H, 3, D])
+    k = b.input("k", f32[B, H if what == "scaled" else 2, 3, D])
+    k = b.mul(k, 0.5) if what != "repeated" else k
+    if what != "scaled":
+        k = b.reshape(b.expand(b.unsqueeze(k, [2]), [1, 1, 2, 1, 1]), [0, H, 3, D])
+    past = [b.input(f"past_{name}", f32[B, H, "p", D]) for name in "kv"] if given_back != "present" else []
+    y, present_k, present_v = b.attention(q, k, v, None, *past, outputs=3)
+    for name, value in (("y", y), ("present_k", present_k), ("present_v", present_v)):
+        b.output(value, name)
+    model = b.build()
+    feeds = feeds_for(model, p=2)
+    before = run(model, feeds)
+    fuse(model, "fuse-attention,fold,cse,dce")
+    same(run(model, feeds), before)
+    same(run_in_runtime(to_proto(model, opset=23), feeds), before)
+
+
 # ---- what stays ------------------------------------------------------------------------------------------------------
 
 STAYS: dict[str, tuple[Callable[[Any], None], str]] = {}
