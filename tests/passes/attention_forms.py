@@ -442,7 +442,7 @@ def projected_past(b: Any) -> None:
 
 @form(past=True, removed=("softmax", "concat"))
 def scaled_past(b: Any) -> None:
-    """Keys are scaled before they are kept: the scale is not one of the scores, as those of the past have it already."""
+    """Keys are scaled before they are kept: the scale is not one of the scores, as those of the past have it."""
     q, k, v = b.input("q", f32[B, H, 1, D]), b.input("k", f32[B, 1, E]), b.input("v", f32[B, H, 1, D])
     k, v = cached(b, b.mul(heads_of(b, k, length=1), 0.5), "k"), cached(b, v, "v")
     b.output(b.softmax(b.mul(q @ transposed(b, k), 0.25)) @ v, "y")
