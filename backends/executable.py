@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from abc import ABC, abstractmethod
@@ -18,6 +19,8 @@ from .signature import Port, Signature
 
 # Counters are added to under this lock.
 _counting = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_counting.acquire, after_in_parent=_counting.release, after_in_child=_counting.release)
 
 
 class ModelWarning(UserWarning):

@@ -44,12 +44,18 @@ class CompileQueue:
         self._changed = threading.Condition()
         self._closed = False
 
-    def submit(self, text: str) -> Task:
-        """Ask for the code of `text`; `finish` makes sure it is there."""
+    def keep(self, text: str) -> Task:
+        """Ask for the code of `text` when `finish` is called, if not before."""
         task = Task(text)
         with self._changed:
             self._waiting.append(task)
             self._changed.notify()
+        return task
+
+    def submit(self, text: str) -> Task:
+        """Ask for the code of `text`; `finish` makes sure it is there."""
+        task = self.keep(text)
+        with self._changed:
             if not self._feeders and len(self._waiting) >= WORTH_A_PROCESS:
                 self._start()
         return task
@@ -164,9 +170,11 @@ def _asked(process: subprocess.Popen[bytes], task: bytes) -> bytes | None:
 
 
 def _ended(process: subprocess.Popen[bytes] | None) -> None:
-    """Close a process's input, whereupon it ends."""
+    """End a process. It does so by itself where its input ends, but a child that this process was forked into meanwhile
+    holds that open, too."""
     if process is None:
         return
+    process.kill()
     for stream in (process.stdin, process.stdout):
         assert stream is not None
         with contextlib.suppress(OSError):

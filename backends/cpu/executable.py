@@ -30,6 +30,7 @@ from ...passes.manager import PassManager
 from ..executable import Executable, owned
 from ..feed_sizes import usual_shapes
 from .bounds import BOUNDS_VARIABLE
+from .forks import renew_after_fork
 from .known_sizes import require_room
 from .library import KernelLibrary
 from .machine import machine, usable_cores
@@ -83,6 +84,7 @@ class CpuExecutable(Executable):
         self._programs: dict[Any, Program] = {}
         self._templates: dict[Any, Templates] = {}
         self._lock = threading.Lock()
+        renew_after_fork(self)
         self._special = Specializations(self._shared)
         self._last: tuple[Mapping[Any, int], Program] | None = None
         self._direct = _Direct.of(self._block, self._steps[self._block])
@@ -95,6 +97,9 @@ class CpuExecutable(Executable):
         runtime()
         for program in self._programs.values():
             program.touch()
+
+    def renew(self) -> None:
+        self._lock = threading.Lock()
 
     def _split(self, block: Block, planned: Set[Value]) -> None:
         """The steps of a block and of those inside."""

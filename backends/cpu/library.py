@@ -21,6 +21,7 @@ from .bounds import checks_bounds
 from .cache import default_cache, key_of
 from .compile_queue import CompileQueue, Task
 from .emit_llvm import emit_module
+from .forks import renew_after_fork
 from .jit import Code
 from .keys import spelled
 from .machine import Machine
@@ -84,6 +85,14 @@ class KernelLibrary:
         self._queue = CompileQueue(machine)
         self._code: list[Code] = []
         self._lock = threading.RLock()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        self._lock = threading.RLock()
+        self._queue = CompileQueue(self.machine)
+        for each in self._waiting:
+            if each.task is not None:
+                each.task = self._queue.keep(each.task.text)
 
     @property
     def kernels(self) -> list[Kernel]:

@@ -22,6 +22,7 @@ from ...graph.dtypes import from_numpy
 from ...graph.lowerings.rules import deciding_operands
 from ...graph.module import Function, FunctionKey, Module
 from ...graph.types import TensorType
+from .forks import renew_after_fork
 
 if TYPE_CHECKING:
     from .planner import Shared
@@ -38,6 +39,10 @@ class Specializations:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._forms: dict[Operation, dict[Any, Special | None]] = {}
+        self._lock = threading.Lock()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
         self._lock = threading.Lock()
 
     def of(self, op: Operation, operands: Sequence[Any]) -> Special | None:

@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from ...graph.diagnostics import UsageError
 from .cache import DiskCache, default_cache, key_of
+from .forks import renew_after_fork
 from .keys import spelled
 from .machine import Machine
 
@@ -67,6 +68,10 @@ class Tuner:
         self._left = _IN_ALL.get(mode, 0.0) if seconds is None else seconds
         self._disk: DiskCache | None = None if mode == "off" else default_cache()
         self._known: dict[Hashable, Any] = {}
+        self._lock = threading.RLock()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
         self._lock = threading.RLock()
 
     def choose(

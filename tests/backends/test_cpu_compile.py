@@ -126,6 +126,18 @@ def test_only_plain_keys_arespelled() -> None:
     assert spelled(("a", lambda: 0)) == ""
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks on this system")
+def test_a_forked_child_compiles_what_its_parent_had_begun(folder: Path) -> None:
+    library = KernelLibrary(machine())
+    kernels = [library.get(("k", number), lambda name, n=number: adding(name, n), "k") for number in range(6)]
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(int([run(kernel.entry) for kernel in kernels] != list(range(6))))
+    assert [run(kernel.entry) for kernel in kernels] == list(range(6))
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_after_an_error_no_kernel_has_an_address(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*arguments: Any) -> bytes:
         raise RuntimeError("out of memory")

@@ -362,8 +362,15 @@ def process(
          "try: again()\nexcept KeyboardInterrupt: run()", 0),
         ("pid = os.fork()\nif pid == 0:\n    run(); run(); sys.exit(0)\n"
          "run(); assert os.waitpid(pid, 0)[1] == 0; run()", 0),
+        ("executable = tilewright.compile(b.build(), threads=1)\n"
+         "def other():\n    executable.run({'x': np.ones((7, 300), np.float32)})\n"
+         "def held(wait=threading.Event().wait):\n    with executable._lock, executable._shared.library._lock:\n"
+         "        wait()\n"
+         "threading.Thread(target=held, daemon=True).start(); time.sleep(0.1); pid = os.fork()\n"
+         "if pid == 0:\n    signal.alarm(60); other(); os._exit(0)\n"
+         "assert os.waitpid(pid, 0)[1] == 0", 0),
     ],
-    ids=["_exit", "exit", "parked", "interrupt", "fork"],
+    ids=["_exit", "exit", "parked", "interrupt", "fork", "fork_while_planning"],
 )  # fmt: skip
 def test_processes_end_well(action: str, code: int) -> None:
     done = process(action)
