@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..graph.diagnostics import UsageError
-from ..graph.dtypes import BY_ONNX_CODE
+from ..graph.dtypes import BY_ONNX_CODE, string
+from .host_value import HostValue
 
 if TYPE_CHECKING:
     from .executable import Executable
@@ -27,6 +28,10 @@ class IOBinding:
         self._inputs: dict[str, Any] = {}
         self._outputs: dict[str, np.ndarray | None] = {}
         self._results: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        given, wanted = ", ".join(self._inputs) or "nothing", ", ".join(self._outputs) or "nothing"
+        return f"<IOBinding of {given} to {wanted}>"
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
         """Give an input; the array is read when the session runs."""
@@ -62,9 +67,17 @@ class IOBinding:
         self._outputs[name] = _memory(device_type, element_type, shape, buffer_ptr)
 
     def bind_cpu_output(self, name: str, array: np.ndarray) -> None:
-        """Ask for an output in an array; ONNX Runtime has this through an `OrtValue`."""
+        """Ask for an output in an array."""
         self._check(name, self._executable.outputs, "output")
         self._outputs[name] = array
+
+    def bind_ortvalue_input(self, name: str, ortvalue: Any) -> None:
+        """Give an input as an `OrtValue` of ONNX Runtime, or one of `get_outputs`; no element is copied."""
+        self.bind_cpu_input(name, _held(ortvalue))
+
+    def bind_ortvalue_output(self, name: str, ortvalue: Any) -> None:
+        """Ask for an output in the memory of an `OrtValue`."""
+        self.bind_cpu_output(name, _held(ortvalue))
 
     def clear_binding_inputs(self) -> None:
         self._inputs.clear()
@@ -78,6 +91,11 @@ class IOBinding:
 
     def synchronize_outputs(self) -> None:
         """Nothing: a run has ended when it returns."""
+
+    def get_outputs(self) -> list[HostValue]:
+        """The outputs of the last run in the order in which they were bound, where they are."""
+        types = {port.name: port.type for port in self._executable.outputs}
+        return [HostValue(result, types[name]) for name, result in self._results.items()]
 
     def copy_outputs_to_cpu(self) -> list[Any]:
         """The outputs of the last run in the order in which they were bound; what was bound to memory is copied."""
@@ -105,8 +123,20 @@ def _check_device(device_type: str) -> None:
         raise UsageError("session/binding", f"memory is bound on the device 'cpu', not on {device_type!r}")
 
 
-def _memory(device_type: str, element_type: Any, shape: Sequence[int], address: int) -> np.ndarray:
-    """The memory at `address` as an array."""
+def _held(ortvalue: Any) -> Any:
+    """What the value holds, without a copy."""
+    if isinstance(ortvalue, HostValue):
+        return ortvalue.value
+    _check_device(ortvalue.device_name().lower())
+    if not ortvalue.is_tensor() or ortvalue.element_type() == string.onnx_code:
+        return ortvalue.numpy()
+    return _memory("cpu", ortvalue.element_type(), ortvalue.shape(), ortvalue.data_ptr(), ortvalue)
+
+
+def _memory(
+    device_type: str, element_type: Any, shape: Sequence[int], address: int, owner: object = None
+) -> np.ndarray:
+    """The memory at `address` as an array, which keeps its owner."""
     _check_device(device_type)
     is_code = isinstance(element_type, int)
     if is_code and element_type not in BY_ONNX_CODE:
@@ -117,4 +147,6 @@ def _memory(device_type: str, element_type: Any, shape: Sequence[int], address: 
         raise UsageError("session/binding", f"there is no memory of {dtype} {list(shape)} at address {address}")
     if not count:
         return np.empty(shape, dtype)
-    return np.frombuffer(memoryview((ctypes.c_byte * count).from_address(address)), dtype).reshape(shape)
+    block: Any = (ctypes.c_byte * count).from_address(address)
+    block.owner = owner
+    return np.frombuffer(memoryview(block), dtype).reshape(shape)

@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..graph import types
 from ..graph.diagnostics import UsageError
 from ..graph.dims import is_symbol, label_of
-from ..graph.dtypes import DType
 from ..graph.module import Module
-from ..graph.types import TensorType, Type
+from ..graph.types import TensorType
 from .executable import Executable
+from .host_value import type_text
 from .io_binding import IOBinding
 from .signature import Port
 from .target import compile_module
@@ -87,6 +86,10 @@ class InferenceSession:
         self._options = sess_options
         self._module = _module(path_or_bytes)
         self._executable: Executable = compile_module(self._module, target=target, threads=threads)
+
+    def __repr__(self) -> str:
+        inputs, outputs = (", ".join(map(str, ports)) for ports in (self._executable.inputs, self._executable.outputs))
+        return f"<InferenceSession on {self._executable.target} ({inputs}) -> ({outputs})>"
 
     # ---- running -------------------------------------------------------------------------------------------------
 
@@ -216,24 +219,3 @@ def _node_arg(port: Port) -> NodeArg:
             unnamed = is_symbol(dim) and label_of(dim).startswith("?")
             dims.append(dim if isinstance(dim, int) else None if unnamed else label_of(dim))
     return NodeArg(port.name, dims, type_text(port.type))
-
-
-def type_text(type: Type) -> str:
-    """A type in the words of ONNX's operator specification: `tensor(float)`, `seq(tensor(int64))`."""
-    if isinstance(type, TensorType):
-        return f"tensor({_dtype_text(type.dtype)})"
-    if isinstance(type, types.SparseTensorType):
-        return f"sparse_tensor({_dtype_text(type.dtype)})"
-    if isinstance(type, types.SequenceType):
-        return f"seq({type_text(type.element)})"
-    if isinstance(type, types.OptionalType):
-        return f"optional({type_text(type.element)})"
-    if isinstance(type, types.MapType):
-        return f"map({_dtype_text(type.key)},{type_text(type.value)})"
-    return str(type)
-
-
-def _dtype_text(dtype: DType) -> str:
-    from onnx import TensorProto
-
-    return str(TensorProto.DataType.Name(dtype.onnx_code)).lower()

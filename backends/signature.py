@@ -14,6 +14,7 @@ from ..graph.dims import Dim, evaluate, is_symbol, label_of, symbols_of
 from ..graph.dtypes import DType
 from ..graph.evaluation import describe
 from ..graph.module import Function
+from ..graph.names import type_text
 from ..graph.types import TensorType, Type
 
 # So many shapes of inputs are remembered to fit.
@@ -29,7 +30,7 @@ class Port:
     required: bool = True
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.type}"
+        return f"{self.name}: {type_text(self.type)}"
 
 
 class Signature:
@@ -93,7 +94,7 @@ class Signature:
             else:
                 values.append(None)
                 if not isinstance(port.type, types.OptionalType):
-                    log.error("run/missing-input", f"the input {port.name!r}: {port.type} is not given")
+                    log.error("run/missing-input", f"the input {port.name!r}: {type_text(port.type)} is not given")
         log.raise_errors(ExecutionError)
         dims.check_expressions()
         log.raise_errors(ExecutionError)
@@ -189,9 +190,8 @@ def _checked(port: Port, value: Any, dims: _Dims, log: DiagnosticLog) -> Any:
         return _fit(port.type, value, f"input {port.name!r}", dims)
     except _Misfit as misfit:
         given = describe(value) if isinstance(value, np.ndarray | list) else type(value).__name__
-        log.error(
-            "run/input-type", f"the input {port.name!r} must be {port.type}, got {given}: {misfit}", None, *misfit.notes
-        )
+        message = f"the input {port.name!r} must be {type_text(port.type)}, got {given}: {misfit}"
+        log.error("run/input-type", message, None, *misfit.notes)
         return None
 
 

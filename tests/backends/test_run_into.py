@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tilewright
+from tilewright.backends.host_value import HostValue
 from tilewright.backends.session import InferenceSession
 from tilewright.graph import types
 from tilewright.graph.diagnostics import ExecutionError, UsageError
@@ -261,6 +263,45 @@ def test_io_binding() -> None:
     binding.bind_cpu_output("product", product)
     with pytest.raises(ExecutionError, match="is not given"):
         session.run_with_iobinding(binding)
+
+
+def test_outputs_of_a_binding() -> None:
+    session = InferenceSession(network())
+    binding, product = session.io_binding(), np.zeros((5, 4), np.float32)
+    assert repr(binding) == "<IOBinding of nothing to nothing>"
+    for name, array in (("x", X), ("w", W)):
+        binding.bind_cpu_input(name, array)
+    binding.bind_cpu_output("product", product)
+    binding.bind_output("positive")
+    assert repr(binding) == "<IOBinding of x, w to product, positive>"
+    assert binding.get_outputs() == []
+    session.run_with_iobinding(binding)
+    first, second = binding.get_outputs()
+    assert first.numpy() is product
+    assert (first.shape(), first.data_type(), first.element_type()) == ([5, 4], "tensor(float)", 1)
+    assert (first.data_ptr(), first.device_name()) == (product.ctypes.data, "cpu")
+    assert first.is_tensor()
+    assert first.has_value()
+    assert repr(second) == "<HostValue tensor(float) [5, 4]>"
+    other = session.io_binding()
+    other.bind_cpu_input("x", np.eye(5, 6, dtype=np.float32))
+    other.bind_ortvalue_input("w", HostValue(W, first.type))
+    other.bind_ortvalue_output("product", first)
+    other.run()
+    np.testing.assert_allclose(product, W[:5], rtol=1e-6)
+
+
+def test_values_of_onnxruntime_are_bound_where_they_are() -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    session = InferenceSession(network())
+    binding, value = session.io_binding(), runtime.OrtValue.ortvalue_from_numpy
+    target = value(np.zeros((5, 4), np.float32))
+    binding.bind_ortvalue_input("x", value(X.copy()))
+    binding.bind_ortvalue_input("w", value(W.copy()))
+    binding.bind_ortvalue_output("product", target)
+    gc.collect()  # the binding keeps what nobody else does
+    session.run_with_iobinding(binding)
+    np.testing.assert_allclose(target.numpy(), X @ W, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,12 @@ def test_it_describes_the_model_as_onnxruntime_does() -> None:
         assert getattr(facts, name) == getattr(theirs.get_modelmeta(), name), name
 
 
+def test_it_prints_what_goes_in_and_comes_out() -> None:
+    text = repr(InferenceSession(model()))
+    assert text.startswith("<InferenceSession on cpu (x: f32[n, ?, 3], u: i64[*], s: ")
+    assert text.endswith(") -> (y: f32[n, ?, 3], v: i64[*], length: i64[])>")
+
+
 def test_type_names_are_those_of_onnx() -> None:
     text = """
     func @main(%a: bf16[2], %b: optional<sequence<i64[*]>>, %c: string[], %d: f8e4m3fn[1], %e: bool[], %f: f64[]) -> (
