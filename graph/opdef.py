@@ -193,6 +193,10 @@ class OpDefinition:
         """Whether `propagate` looks at operand elements, so that they are worth finding first."""
         return type(self).propagate is not OpDefinition.propagate and Trait.SHAPE_ONLY not in self.traits
 
+    def needs_all_results(self, op: Operation) -> bool:
+        """Whether `op` must give all its results, also optional ones that nobody uses."""
+        return False
+
     def flops(self, op: Operation) -> Dim | None:
         """Arithmetic operations that one execution takes, from the operand and result types; None if unknown.
 

@@ -89,8 +89,7 @@ def _drop_unused_results(op: Operation, rewriter: Rewriter) -> int:
     """Leave out the optional results at the end that nobody uses; return how many."""
     parameters = op.definition.result_parameters
     count = len(op.results)
-    # In training, BatchNormalization must give all of its results.
-    if count > len(parameters) or not op.definition.is_known or op.attr("training_mode"):
+    if count > len(parameters) or not op.definition.is_known or op.definition.needs_all_results(op):
         return 0
     keep = count
     while keep > 1 and parameters[keep - 1].kind is ParameterKind.OPTIONAL and not op.results[keep - 1]._uses:

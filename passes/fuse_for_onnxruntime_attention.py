@@ -161,6 +161,8 @@ def plan(m: Match) -> Plan | Mismatch:
     present = [result.use_count > 0 for result in op.results[1:3]]
     if any(has_past) and present != [True, True]:
         return m.fail("ONNX Runtime takes no past without giving the present, which nobody needs", op)
+    if any(has_past) and heads.size != heads.value_size:
+        return m.fail("ONNX Runtime wants keys and values of one size where they have a past", op)
     past = shape_of(op.input(4))
     if past is None and any(has_past):
         return m.fail("the shape of the past is not known", op)

@@ -100,6 +100,9 @@ class Attention(OpDefinition):
         is_own = op.attr("masking") != "standard" or has_further_masks(op)
         return not is_own and bool(op.attr("masked_score") == float("-inf"))
 
+    def needs_all_results(self, op: Operation) -> bool:
+        return op.input(4) is not None  # ONNX Runtime takes no past without giving the present
+
     def evaluate(self, op: Operation, *operands: Any) -> Any:
         from ..evaluation import evaluate_by_decomposition
 

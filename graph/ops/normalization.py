@@ -190,11 +190,14 @@ class BatchNormalization(Normalization):
 
     def infer(self, op: Operation, context: InferenceContext) -> Sequence[Type]:
         x = tensor_of(op, 0)
-        if len(op.results) > 1 and not op.attr("training_mode", 0):
+        if len(op.results) > 1 and not self.needs_all_results(op):
             raise error("op/result-count", "batch_normalization has one result unless training_mode is set")
         _check_per_channel(op, (1, 2, 3, 4), context)
         statistics: list[Type] = [tensor_of(op, index) or types.UNKNOWN for index in (3, 4)]
         return [x or types.UNKNOWN, *statistics]
+
+    def needs_all_results(self, op: Operation) -> bool:
+        return bool(op.attr("training_mode", 0))
 
 
 @op("LayerNormalization")

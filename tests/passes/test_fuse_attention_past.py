@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from attention_forms import FORMS, B, D, H, cached, feeds_for, four, model_of, transposed
+from attention_forms import FORMS, B, D, E, H, cached, feeds_for, four, model_of, transposed
+from onnx import helper
 from test_fuse_attention import fuse, run, run_in_runtime, same
 
+import tilewright
 from tilewright import Builder, f32
 from tilewright.importers.onnx import to_proto
 from tilewright.passes.explain import render
@@ -64,6 +66,23 @@ def test_keys_that_are_given_back_are_what_they_were(what: str, given_back: str)
     fuse(model, "fuse-attention,fold,cse,dce")
     same(run(model, feeds), before)
     same(run_in_runtime(to_proto(model, opset=23), feeds), before)
+
+
+@pytest.mark.parametrize("domain", ["", "com.microsoft"])
+def test_a_present_that_nobody_needs_is_given(domain: str) -> None:
+    """ONNX Runtime refuses a past without a present, or its kernel gives something else."""
+    shapes = {"q": [2, 3, E], "k": [2, 3, E], "v": [2, 3, E], "pk": [2, H, 2, D], "pv": [2, H, 2, D]}
+    own = {"q_num_heads": H, "kv_num_heads": H} if not domain else {"num_heads": H}
+    name, absent = ("Attention", [""]) if not domain else ("MultiHeadAttention", [""] * 3)
+    node = helper.make_node(name, ["q", "k", "v", *absent, "pk", "pv"], ["y", "keys", "values"], domain=domain, **own)
+    inputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    result = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2, 3, E])
+    opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(helper.make_graph([node], "g", inputs, [result]), opset_imports=opsets, ir_version=10)
+    for target in ("onnx", "onnxruntime"):
+        written = to_proto(tilewright.optimize(model, target=target).module, target=target)
+        report = tilewright.parity(model, written)
+        assert report.passed, report
 
 
 # ---- what stays ------------------------------------------------------------------------------------------------------

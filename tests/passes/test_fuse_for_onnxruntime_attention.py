@@ -404,12 +404,14 @@ def test_no_grouped_attention() -> None:
 # ---- past keys -------------------------------------------------------------------------------------------------------
 
 
-def cached(heads: int, keys: int, batch: int, length: Any, past: Any, use: bool = True, **attributes: Any) -> Module:
+def cached(
+    heads: int, keys: int, batch: int, length: Any, past: Any, use: bool = True, values: int = SIZE, **attributes: Any
+) -> Module:
     """Attention with keys and values that come before, which it gives back together with the new ones."""
     b = Builder(opset=18)
     q = b.input("q", f32[batch, length, heads * SIZE])
-    k, v = (b.input(name, f32[batch, length, keys * SIZE]) for name in "kv")
-    old = [b.input(name, f32[batch, keys, past, SIZE]) for name in ("pk", "pv")]
+    k, v = (b.input(name, f32[batch, length, keys * size]) for name, size in (("k", SIZE), ("v", values)))
+    old = [b.input(name, f32[batch, keys, past, size]) for name, size in (("pk", SIZE), ("pv", values))]
     mask = b.input("mask", f32[batch, 1, length, past + length if isinstance(past, int) else "t"])
     heads_of = {"q_num_heads": heads, "kv_num_heads": keys}
     results = b.attention(q, k, v, mask, *old, **heads_of, masking="plain", **attributes, outputs=3)
@@ -450,6 +452,8 @@ def test_a_past_that_the_kernel_does_not_take() -> None:
     # Several queries at a time in a batch, and a causal mask, which would depend on the length of the past.
     assert "GroupQueryAttention" not in operators(fused(cached(4, 2, 2, 4, 3)))
     assert "MultiHeadAttention" not in operators(fused(cached(2, 2, 2, 4, 3, is_causal=1)))
+    # Values of another size than keys.
+    assert "MultiHeadAttention" not in operators(fused(cached(2, 2, 2, 4, 3, values=SIZE + 2)))
     # The kernels give something else where nobody asks for the present.
     assert "MultiHeadAttention" not in operators(fused(cached(2, 2, 2, 4, 3, use=False)))
 

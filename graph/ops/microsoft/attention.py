@@ -77,6 +77,9 @@ class ProjectedAttention(MicrosoftOp):
         # The projection, then two products over all pairs of places.
         return 2 * x[0] * x[1] * weights[0] * weights[1] + 4 * elements * x[1]
 
+    def needs_all_results(self, op: Operation) -> bool:
+        return has_operand(op, self.past_input)
+
     def projected(self, op: Operation, builder: OpBuilder) -> Value:
         """input @ weights + bias."""
         raise NotImplementedError(type(self).__name__)
@@ -142,6 +145,9 @@ class MultiHeadAttention(MicrosoftOp):
     attributes: ClassVar[dict[str, Any]] = {"unidirectional": 0}
     required: ClassVar[dict[str, str]] = {"num_heads": "int"}
     optional: ClassVar[dict[str, str]] = {"mask_filter_value": "float", "scale": "float"}
+
+    def needs_all_results(self, op: Operation) -> bool:
+        return has_operand(op, 6)
 
     def refusal(self, op: Operation) -> str | None:
         if has_operand(op, 8) or has_operand(op, 9):

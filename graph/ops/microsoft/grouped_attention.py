@@ -113,6 +113,9 @@ class GroupQueryAttention(MicrosoftOp):
         "kv_cache_bit_width": "int", "q_norm_epsilon": "float", "k_norm_epsilon": "float",
     }  # fmt: skip
 
+    def needs_all_results(self, op: Operation) -> bool:
+        return has_operand(op, 3)
+
     def refusal(self, op: Operation) -> str | None:
         if any(has_operand(op, index) for index in range(12, 17)):
             return "with a quantized cache, normalized heads or query lengths is not known here"
