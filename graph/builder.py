@@ -173,8 +173,9 @@ def _named(name: str) -> OpDefinition:
 
 
 def _attribute(value: Any) -> AttributeValue:
-    """Lists become tuples, dtypes their ONNX code (as `Cast.to` wants it), arrays constants, numpy scalars numbers."""
-    from .dtypes import DType
+    """Lists become tuples, dtypes, those of numpy too, their ONNX code (as `Cast.to` wants it), arrays constants,
+    numpy's scalars numbers."""
+    from .dtypes import DType, from_numpy
 
     if isinstance(value, AttributeReference):
         return value
@@ -182,6 +183,8 @@ def _attribute(value: Any) -> AttributeValue:
         return tuple(map(_attribute, value))
     if isinstance(value, DType):
         return value.onnx_code
+    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
+        return from_numpy(np.dtype(value)).onnx_code
     if isinstance(value, np.ndarray):
         return as_data(value)
     return value.item() if isinstance(value, np.generic) else value
@@ -220,3 +223,16 @@ def _check_signature(
     absent = [s.name for s in specs.values() if s.required and s.name not in attributes and s.name not in regions]
     if absent:
         raise UsageError("op/attribute-missing", f"{definition.name} needs its attribute {absent[0]!r}")
+    for name, value in attributes.items():
+        wanted = _PYTHON_TYPES.get(specs[name].kind) if definition.schema is not None and name in specs else None
+        if wanted is not None and not isinstance(value, wanted | AttributeReference):
+            kind = specs[name].kind
+            article = "an" if kind[0] in "aeiou" and not kind.endswith("s") else "a"
+            what = f"a list of {kind}" if kind.endswith("s") else f"{article} {kind}"
+            raise UsageError("op/attribute-type", f"{definition.name} takes {what} as {name!r}, not {value!r}")
+
+
+# What an attribute of a kind is in Python.
+_PYTHON_TYPES: dict[str, Any] = {
+    "int": int, "float": int | float, "string": str | bytes, "ints": tuple, "floats": tuple, "strings": tuple,
+}  # fmt: skip

@@ -20,7 +20,7 @@ from typing import BinaryIO, ClassVar
 
 import numpy as np
 
-from .diagnostics import ModelError
+from .diagnostics import ModelError, UsageError
 from .dtypes import DType, from_numpy, string
 from .types import TensorType, tensor
 
@@ -386,12 +386,32 @@ def derived(function: Callable[..., np.ndarray], *sources: TensorData, dtype: DT
 
 
 def as_data(value: object, dtype: DType | None = None) -> TensorData:
-    """`value` (TensorData, array, number or nested list) as a constant; Python floats become f32, ints i64."""
+    """`value` (TensorData, array, number, string or nested list) as a constant; Python floats become f32, ints i64.
+
+    Raises UsageError for anything else, and for what `dtype` cannot hold.
+    """
     if isinstance(value, TensorData):
         return value
     if isinstance(value, np.ndarray | np.generic):
-        return ArrayData(np.asarray(value), dtype)
-    array = np.asarray(value)
+        return ArrayData(_plain(np.asarray(value), value), dtype)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths, or of arrays of different shapes
+        array = np.empty(1, object)
+    _plain(array, value)
     if dtype is None and array.dtype == np.float64:
         array = array.astype(np.float32)
-    return ArrayData(array.astype(dtype.numpy) if dtype is not None and dtype is not string else array, dtype)
+    if dtype is None or dtype is string:
+        return ArrayData(array, dtype)
+    if array.dtype.kind in "OSU":
+        raise UsageError("constant/value", f"{value!r} is no constant of {dtype}")
+    return ArrayData(array.astype(dtype.numpy), dtype)
+
+
+def _plain(array: np.ndarray, value: object) -> np.ndarray:
+    """The array, which holds numbers or strings. Raises UsageError if it holds other objects."""
+    if array.dtype.kind == "O" and not all(isinstance(item, str | bytes) for item in array.flat):
+        raise UsageError(
+            "constant/value", f"a constant holds numbers or strings, in lists of equal lengths; {value!r} does not"
+        )
+    return array

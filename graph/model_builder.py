@@ -145,10 +145,17 @@ class Builder:
         self._returned: list[Value] = []
         self._finished = False
 
+    def __repr__(self) -> str:
+        main = self._module.main.block
+        made = f"{len(main.arguments)} inputs, {len(main)} operations, {len(self._returned)} outputs"
+        return f"<Builder {main.metadata['name']!r}: {made}>"
+
     # ---- interface -----------------------------------------------------------------------------------------------
 
     def input(self, name: str, type: Type) -> Tensor:
         """A model input, `b.input("x", f32["n", 784])`. Raises UsageError if the name is taken."""
+        if not isinstance(type, Type):
+            raise UsageError("builder/type", f"the type of an input is given as f32['n', 784], not as {type!r}")
         main = self._module.main.block
         if any(argument.name == name for argument in main.arguments):
             raise UsageError("builder/duplicate-name", f"there is an input called {name!r} already")
@@ -159,6 +166,8 @@ class Builder:
 
     def output(self, tensor: Tensor, name: str | None = None) -> Tensor:
         """Make `tensor` a model output (default names: "output", "output_1", ...)."""
+        if not isinstance(tensor, Tensor):
+            raise UsageError("builder/output", f"an output is a tensor that this builder made, not {tensor!r}")
         outputs = self._module.main.block.outputs
         if name is None:
             name = "output" if not outputs else f"output_{len(outputs)}"
@@ -287,6 +296,9 @@ class Builder:
     ) -> Any:
         place = self._here
         values = [operand.value if isinstance(operand, Tensor) else operand for operand in operands]
+        if any(isinstance(item, Tensor) for value in values if isinstance(value, list | tuple) for item in value):
+            notes = [f"write b.{name}(x, y), not b.{name}([x, y])"]
+            raise UsageError("builder/list", "tensors are given one by one, not in a list", place.location, notes=notes)
         try:
             op = place.create(name, values, attributes, outputs=outputs, regions=regions)
         except UsageError as error:
@@ -295,6 +307,16 @@ class Builder:
             ) from None
         results = tuple(Tensor(result, self) for result in op.results)
         return results[0] if len(results) == 1 else results
+
+    def _check_place(self, tensor: Tensor, axis: int, place: Any) -> None:
+        if not isinstance(place, int | np.integer) or isinstance(place, bool):
+            message = f"a tensor is indexed with numbers and slices, not with {place!r}"
+            notes = ["b.gather, b.compress and b.where choose by other tensors"]
+            raise UsageError("builder/index", message, self._here.location, notes=notes)
+        size = (tensor.shape or ())[axis]
+        if isinstance(size, int) and not -size <= place < size:
+            message = f"{place} is out of range: dim {axis} of {tensor.type} is {size}"
+            raise UsageError("builder/index", message, self._here.location)
 
     def _index(self, tensor: Tensor, index: tuple[Any, ...]) -> Any:
         rank = len(tensor.shape) if tensor.shape is not None else None
@@ -321,6 +343,7 @@ class Builder:
                     start = ends[0] if item.start is None else item.start
                     slices.append((start, ends[1] if item.stop is None else item.stop, axis, step))
             else:
+                self._check_place(tensor, axis, item)
                 slices.append((item, item + 1 if item != -1 else 2**63 - 1, axis, 1))
                 squeezed.append(axis)
             axis += 1

@@ -172,3 +172,42 @@ def test_a_built_model_is_written_and_read_back(tmp_path):
     assert proto.opset_import[0].version == 21
     assert [dim.dim_param or dim.dim_value for dim in proto.graph.output[0].type.tensor_type.shape.dim] == ["batch", 3]
     assert proto.graph.name == "mlp"
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (lambda b, x: b.concat([x, x], axis=0), "one by one, not in a list"),
+        (lambda b, x: b.add(x, (x,)), "one by one, not in a list"),
+        (lambda b, x: b.const([x]), "numbers or strings"),
+        (lambda b, x: b.const({1: 2}), "numbers or strings"),
+        (lambda b, x: b.const([[1, 2], [3]]), "lists of equal lengths"),
+        (lambda b, x: x + "a", "'a' is no constant of f32"),
+        (lambda b, x: b.cast(x, to="float64"), "cast takes an int as 'to', not 'float64'"),
+        (lambda b, x: b.softmax(x, axis=1.0), "softmax takes an int as 'axis', not 1.0"),
+        (lambda b, x: b.transpose(x, perm=0), "transpose takes a list of ints as 'perm', not 0"),
+        (lambda b, x: b.input("z", (2, 3)), "the type of an input"),
+        (lambda b, x: b.output("x"), "a tensor that this builder made, not 'x'"),
+        (lambda b, x: x[4], "4 is out of range: dim 0 of f32"),
+        (lambda b, x: x[-5], "-5 is out of range"),
+        (lambda b, x: x[x > 0], "numbers and slices"),
+        (lambda b, x: x[[0, 1]], "numbers and slices"),
+    ],
+)
+def test_what_is_no_tensor_and_no_constant(mistake, message):
+    b = Builder()
+    x = b.input("x", f32[4])
+    with pytest.raises(TilewrightError) as caught:
+        mistake(b, x)
+    assert message in str(caught.value)
+
+
+def test_numpys_types_are_types_of_attributes():
+    (wide, small) = run(lambda b, x: (b.cast(x, to=np.float64), b.cast(x, to=np.dtype("int64"))), x=X)
+    assert (wide.dtype, small.dtype) == (np.float64, np.int64)
+
+
+def test_a_builder_says_what_it_has():
+    b = Builder("net")
+    b.output(b.input("x", f32[4]) * 2)
+    assert repr(b) == "<Builder 'net': 1 inputs, 2 operations, 1 outputs>"
