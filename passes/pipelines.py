@@ -19,8 +19,8 @@ _CLEANUP = (
     f"repeat(max=8){{simplify-if,simplify-loops,unroll-loops,{_SIMPLIFY}}}"
 )
 _LAST = "share-initializers,dce"
-# Bit-exact, too, but only worth a visit after the cleanup.
-_EXACT = "fold-pads,gathers-to-split,dce,cancel-transposes,merge-transposes"
+# Bit-exact, too, but only worth a visit after the cleanup. Two transposes that cancel hide from others what they share.
+_EXACT = "fold-pads,gathers-to-split,dce,merge-transposes,cancel-transposes,merge-transposes"
 # Fused operators of the standard from what exporters make of them. Any order finds the same, but that what one pass
 # makes another may read: normalizations before groups of them, bounds before the lines that they clip.
 _RECOMPOSE = (

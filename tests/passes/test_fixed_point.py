@@ -83,6 +83,17 @@ def zero_bias() -> Module:
     return b.build()
 
 
+def shared_transpose() -> Module:
+    """Two normalizations of channels last, and a sum around the second: its terms are transposed in the same way."""
+    b = Builder(opset=17)
+    x, ones, zeros = b.input("x", f32[2, 5, 8]), np.ones(8, np.float32), np.zeros(8, np.float32)
+    for _ in range(2):
+        y = b.transpose(b.instance_normalization(b.transpose(x, perm=[0, 2, 1]), ones, zeros), perm=[0, 2, 1])
+        x, term = y, x
+    b.output(b.add(x, term), "y")
+    return b.build()
+
+
 def zero_mask() -> Module:
     """A mask of zeros behind scaled scores, as one that hides nothing folds to."""
     b = Builder(opset=17)
@@ -125,6 +136,7 @@ MODELS: dict[str, Callable[[], Module]] = {
     "no-scale": lambda: scaled_attention(0.0),
     "own-number": lambda: scaled_attention(0.3, -5.0),
     "zero-bias": zero_bias,
+    "shared-transpose": shared_transpose,
     "zero-mask": zero_mask,
     "zero-masks-of-operators": zero_masks_of_operators,
     "rotary-by-position": rotary_by_position,
