@@ -12,9 +12,9 @@ from ..graph import dtypes
 from ..graph.data import TensorData
 from ..graph.diagnostics import UsageError
 from ..graph.infer import InferenceContext
-from ..graph.ops.attention_parts import dtype_of_value
 from ..graph.ops.attention_standard import RUNTIME_OPSETS
 from ..graph.ops.masked_rows import rows_may_be_masked
+from ..graph.types import TensorType
 from .context import Fusion, PassContext
 from .manager import PassManager
 from .pipelines import EXACTNESS, preset
@@ -186,7 +186,10 @@ def _warn_of_other_kernels(module: Module, opset: int, context: PassContext) -> 
     inference = InferenceContext(module.symbols)
     for op in module.walk():
         mask = op.input(3) if op.name == "attention" else None
-        if mask is None or dtype_of_value(mask) is dtypes.bool_ or not rows_may_be_masked(mask, inference):
+        if mask is None or not rows_may_be_masked(mask, inference):
+            continue
+        # In functions the type is not known.
+        if isinstance(mask.type, TensorType) and mask.type.dtype is dtypes.bool_:
             continue
         context.remark(
             "optimize/other-kernel",

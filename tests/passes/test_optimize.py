@@ -128,3 +128,22 @@ def test_an_opset_at_which_a_runtime_has_another_kernel_is_remarked(mask: str, o
     context = PassContext()
     optimize(module, opset=opset, context=context)
     assert [item.code for item in context.log.diagnostics].count("optimize/other-kernel") == said
+
+
+def test_another_kernel_for_attention_in_a_function_is_remarked() -> None:
+    """Where types are not known."""
+    module = parse("""
+        module onnx opsets={"": 23, "my.ops": 1}
+        func @main(%q: f32[1, 2, 4, 8], %m: f32[4, 4]) -> (%y: f32[1, 2, 4, 8]) {
+          %0 = my.ops.Attend %q, %m : f32[1, 2, 4, 8]
+          return %0
+        }
+        func @my.ops::Attend opsets={"": 23} (%q: unknown, %m: unknown) -> (%y: unknown) {
+          %0 = attention %q, %q, %q, %m : unknown
+          return %0
+        }
+        """)
+    context = PassContext()
+    optimize(module, opset=25, context=context)
+    assert [item.code for item in context.log.diagnostics].count("optimize/other-kernel") == 1
+    assert next(op.op_type for op in module.main.walk()) == "Attention"
