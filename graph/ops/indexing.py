@@ -108,7 +108,7 @@ class GatherND(TensorOp):
         depth = indices[-1]
         if not isinstance(depth, int):
             return None
-        if batch + depth > len(data):
+        if not 1 <= depth <= len(data) - batch:
             raise error(
                 "shape/gather-nd", f"gather_nd of {format_shape(data)} has {depth} indices after {batch} batch dims"
             )
@@ -116,6 +116,8 @@ class GatherND(TensorOp):
 
     def evaluate(self, op: Operation, data: Any, indices: Any) -> Any:
         lead, batch = indices.shape[:-1], op.attr("batch_dims", 0)
+        if not indices.shape[-1]:
+            raise ValueError("each place is named by no index at all")
         batches = [
             np.expand_dims(grid, tuple(range(batch, len(lead)))) for grid in np.indices(lead[:batch], sparse=True)
         ]
