@@ -55,13 +55,13 @@ class Function:
     key: Hashable
 
 
-def _function(block: Block | None) -> Function:
+def function_of(block: Block | None) -> Function:
     return Function(None, None) if block is None else Function(body_of(block), signature(block))
 
 
 def _prologue(op: Operation) -> Function:
     region = op.regions.get("prologue")
-    return _function(None if region is None else region.block)
+    return function_of(None if region is None else region.block)
 
 
 @plans("kernel.rows")
@@ -78,7 +78,7 @@ def plan_rows(planner: Planner, op: Operation) -> None:
     rows = split_rows(shape, [len(shape) - 1], [main.strides, *(view.strides for view in tensors)])
     views = rows.views([view.dtype for view in tensors], planner.is_static(op.result))
     last = op.result.type.shape[-1]  # type: ignore[attr-defined]
-    prologue, epilogue = _prologue(op), _function(epilogue_of(op))
+    prologue, epilogue = _prologue(op), function_of(epilogue_of(op))
     static = planner.is_static(op.result)
     kernel = RowKernel(
         _row_function(op), sizes_of(rows.outer, static), sizes_of(rows.row, static or isinstance(last, int)),
@@ -133,7 +133,7 @@ def plan_reduce(planner: Planner, op: Operation) -> None:
     others = [planner.view(value).broadcast(result.shape) for value in extras_of(op)]
     result, *others = (over(view, shape, axes) for view in (result, *others))
     dtype = computed_in(result.dtype)
-    epilogue = _function(epilogue_of(op))
+    epilogue = function_of(epilogue_of(op))
     if op.attr("kind") == "mean":
         elements = math.prod(shape[axis] for axis in axes)
         others.append(planner.number(elements, dtype).broadcast(shape))
@@ -175,13 +175,13 @@ def reduce_views(
         stage = Rows(outer, rows.row, [*rows.outer_strides[: count + 1], *places],
                      [*rows.row_strides[: count + 1], *(none for _ in partial)], rows.along)  # fmt: skip
         first = Reduction(work.totals, work.prologue, Function(None, None))
-        _emit(planner, op, first, stage, sources, partial, [], piece, step)
+        emit_reduction(planner, op, first, stage, sources, partial, [], piece, step)
         # What is left: rows of pieces, everything else over the outer dims as they were joined.
         rest = rows.outer_strides[count + 1 :]
         rows = Rows(outer, (pieces,), [places[0], *places, *rest],
                     [(step,), *((step,) for _ in partial), *((0,) for _ in rest)], rows.along)  # fmt: skip
         sources, work = partial, Reduction(work.totals, Function(None, None), work.epilogue)
-    _emit(planner, op, work, rows, sources, results, others, 0, 0)
+    emit_reduction(planner, op, work, rows, sources, results, others)
 
 
 def _piece(rows: Rows) -> int:
@@ -201,7 +201,7 @@ def _piece(rows: Rows) -> int:
     return length
 
 
-def _emit(
+def emit_reduction(
     planner: Planner,
     op: Operation,
     work: Reduction,
@@ -209,9 +209,10 @@ def _emit(
     sources: Sequence[View],
     results: Sequence[View],
     others: Sequence[View],
-    piece: int,
-    piece_stride: int,
+    piece: int = 0,
+    piece_stride: int = 0,
 ) -> None:
+    """Call the reduction of `rows`: of the first so many steps of a row for each piece, if it is cut into some."""
     count, behind = len(sources), len(sources) + len(results)
     tensors = [*sources, *results, *others]
     static = all(planner.is_static(value) for value in (*op.results, *op.operand_values))

@@ -6,7 +6,6 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from ...graph.kernel.scalar_emitter import ScalarEmitter, computed_in
 from ...graph.kernel.strided import Shape, Strided, dense_strides
 from ...graph.kernel.tracing import apply, choose
 from ...graph.lowerings.builder import data_of
-from ...graph.ops.conv_numeric import transposed_sizes
 from ...graph.ops.pooling_numeric import number, pads_of
 from .kernels.border import Border, border_arguments, build_border
 from .kernels.conv import (
@@ -38,7 +36,6 @@ from .kernels.conv import (
     panels_outside,
     part_bounds,
 )
-from .kernels.conv_transpose import phase_filters, transposed_phases
 from .kernels.depthwise import (
     MOST_TAPS,
     Blocks,
@@ -73,6 +70,7 @@ from .kernels.winograd import (
 from .plan_gemm import Product, multiply
 from .plan_map import clear, emit, finishing, finishing_key
 from .plan_moves import copy
+from .plan_planes import pool_planes, suits_planes
 from .planner import Argument, Buffer, Halo, Planner, View, channels_last, plans
 
 if TYPE_CHECKING:
@@ -189,7 +187,7 @@ def plan_conv(planner: Planner, op: Operation) -> None:
     groups = int(op.attr("group"))
     order = channels_last(len(shape))
     if not x.layout.size or not planner.view(weight).layout.size:
-        _sums_of_nothing(planner, op, order)
+        sums_of_nothing(planner, op, order)
         return
     channels = x.shape[1] // groups
     is_planar = channels <= PLANAR_CHANNELS and groups == 1 and x.strides[1] != 1
@@ -254,18 +252,24 @@ def convolve(
     weight = op.operand_values[1]
     start = -sum(before * stride for before, stride in zip(geometry.before, x.strides[2:], strict=True))
     filters = _filters(planner, weight, groups_of(op))
-    _convolve(planner, op, geometry.window, (x, y, *extras), start, filters, static)
+    convolve_from(planner, op, geometry.window, (x, y, *extras), start, filters, static)
 
 
 @dataclass(frozen=True)
 class Filters:
-    """Filters as a view [groups, outputs, channels, *kernel], and if they are constant what they are found by."""
+    """Filters as a view [groups, outputs, channels, *kernel], and if they are constant what they are found by. Those of
+    further outputs may follow."""
 
     view: View
     key: tuple[Any, ...] | None
+    more: Filters | None = None
 
     def array(self) -> np.ndarray:
         """The elements of constant filters [groups * outputs, channels, *kernel]."""
+        own = self._own()
+        return own if self.more is None else np.concatenate([own, self.more.array()])
+
+    def _own(self) -> np.ndarray:
         array, layout = self.view.storage.array, self.view.layout
         assert array is not None
         flat = array.reshape(-1)
@@ -288,7 +292,7 @@ def _filters(planner: Planner, weight: Value, groups: int) -> Filters:
     return Filters(view.seen(layout), None if constant is None else (constant, layout))
 
 
-def _convolve(
+def convolve_from(
     planner: Planner, op: Operation, window: Window, views: Sequence[View], start: int, filters: Filters, static: bool
 ) -> None:
     """Call the convolution of x, which begins `start` elements further on, to y; the other views are the epilogue's."""
@@ -380,60 +384,14 @@ def _transformed(planner: Planner, filters: Filters, conv: Conv, tiling: Winogra
     return packed
 
 
-@plans("kernel.conv_transpose")
-def plan_conv_transpose(planner: Planner, op: Operation) -> None:
-    """A convolution for each phase: outputs that see the same taps."""
-    source, weight = op.operand_values[:2]
-    definition = op.definition
-    assert isinstance(definition, Windowed)
-    w, shape = planner.view(weight), planner.shape(op.result)
-    if not w.layout.size or not math.prod(planner.shape(source)):
-        _sums_of_nothing(planner, op, channels_last(len(shape)))
-        return
-    window = definition.window(op, [planner.shape(source), w.shape])
-    before, _ = transposed_sizes(op, window, planner.shape(source)[2:])
-    phases = transposed_phases(
-        Window.of(w.shape[2:], window.strides, window.dilations), three(before, 0), three(shape[2:])
-    )
-    rank, order = len(shape) - 2, channels_last(len(shape))
-    halos = [phase.halo(three(planner.shape(source)[2:])) for phase in phases]
-    low, high = (tuple(max(halo[side][d] for halo in halos) for d in range(3 - rank, 3)) for side in (0, 1))
-    x = padded(planner, planner.view(source), Geometry((), (), (), low, high), order)
-    y = planner.new(op.result, order)
-    extras = [readable(planner, planner.view(value).broadcast(shape)) for value in extras_of(op)]
-    static = planner.is_fixed([op.result, source], [x, y, *extras], len(shape) - 1)
-    groups, constant = int(op.attr("group")), planner.constant_behind(weight)
-    for phase in phases:
-        first, extents = phase.first[3 - rank :], phase.extents[3 - rank :]
-        views = [_every(view, first, window.strides, extents) for view in (y, *extras)]
-        if not all(phase.window.kernel):
-            _untouched(planner, op, views)
-            continue
-        start = sum(place * stride for place, stride in zip(phase.start[3 - rank :], x.strides[2:], strict=True))
-        own = w.seen(phase_filters(w.layout, phase, groups))
-        filters = Filters(own, None if constant is None else (constant, own.layout))
-        if groups > 1 and groups == x.shape[1] == y.shape[1] and phase.window.taps <= MOST_TAPS:
-            taps = partial(_packed_taps, planner, filters)
-            _call_depthwise(planner, op, phase.window, (x, *views), start, taps, static)
-            continue
-        _convolve(planner, op, phase.window, (x, *views), start, filters, static)
-
-
-def _every(view: View, first: Sequence[int], strides: Sequence[int], extents: Sequence[int]) -> View:
-    layout = view.layout
-    for axis, (start, step, count) in enumerate(zip(first, strides, extents, strict=True), 2):
-        layout = layout.sliced(axis, start, count, step)
-    return view.seen(layout)
-
-
-def _sums_of_nothing(planner: Planner, op: Operation, order: Sequence[int]) -> None:
+def sums_of_nothing(planner: Planner, op: Operation, order: Sequence[int]) -> None:
     """The result where there is no input or no filter: all windows see padding alone."""
     y = planner.new(op.result, order)
     extras = [planner.view(value).broadcast(y.shape) for value in extras_of(op)]
-    _untouched(planner, op, (y, *extras))
+    untouched(planner, op, (y, *extras))
 
 
-def _untouched(planner: Planner, op: Operation, views: Sequence[View]) -> None:
+def untouched(planner: Planner, op: Operation, views: Sequence[View]) -> None:
     """Outputs that no input adds to: what the epilogue makes of 0."""
     target, *extras = views
     block = epilogue_of(op)
@@ -456,12 +414,12 @@ def convolve_depthwise(
 
     def taps(kernel: Depthwise, tiling: DepthwiseTiling) -> View:
         zero = op.operand_values[3] if kernel.has_zero else None
-        return _packed_taps(planner, _filters(planner, op.operand_values[1], 1), kernel, tiling, zero)
+        return packed_taps_of(planner, _filters(planner, op.operand_values[1], 1), kernel, tiling, zero)
 
-    _call_depthwise(planner, op, geometry.window, (x, y, *extras), start, taps, static)
+    depthwise_from(planner, op, geometry.window, (x, y, *extras), start, taps, static)
 
 
-def _call_depthwise(
+def depthwise_from(
     planner: Planner,
     op: Operation,
     window: Window,
@@ -516,10 +474,14 @@ def of_whole_floats(op: Operation, body: EpilogueBody) -> EpilogueBody:
 
 @plans("kernel.pool")
 def plan_pool(planner: Planner, op: Operation) -> None:
-    """Channels last; padding needs no room, since windows know where the image ends."""
+    """Channels last, unless it suits the image to be pooled as it lies; padding needs no room, since windows know where
+    the image ends."""
     source = op.operand_values[0]
     geometry = Geometry.of(planner, op)
     x, shape = planner.view(source), planner.shape(op.result)
+    if suits_planes(planner, x, shape[-1], geometry):
+        pool_planes(planner, op, x, geometry)
+        return
     order = channels_last(len(shape))
     if x.strides[1] != 1 and x.shape[1] > 1:
         x = planner.copied(x, order)
@@ -639,7 +601,7 @@ def _pack_now(planner: Planner, w: View, conv: Conv, tiling: ConvTiling) -> View
     return packed
 
 
-def _packed_taps(
+def packed_taps_of(
     planner: Planner, filters: Filters, kernel: Depthwise, tiling: DepthwiseTiling, zero: Value | None = None
 ) -> View:
     """Filters [1, channels, 1, *kernel] as the depthwise kernel reads them: [taps, channels], filled up with zeros."""

@@ -9,6 +9,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "plan_attention": ("attention",),
     "plan_attention_grad": ("attention_grad",),
     "plan_concat": ("concat",),
+    "plan_conv_transpose": ("conv_transpose",),
     "plan_conv_weight": ("conv_weight",),
     "plan_counted": ("nonzero", "suppress", "unique"),
     "plan_gemm": ("gemm",),
@@ -26,7 +27,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "plan_rows": ("rows", "reduce"),
     "plan_sample": ("roi_align", "max_roi_pool", "sample", "columns_to_image"),
     "plan_table": ("table",),
-    "plan_windows": ("conv", "conv_transpose", "pool"),
+    "plan_windows": ("conv", "pool"),
 }  # fmt: skip
 _PREFIX = "kernel."
 _MODULE_OF = {f"{_PREFIX}{kernel}": module for module, kernels in MODULES.items() for kernel in kernels}

@@ -1,0 +1,54 @@
+"""Pools of images whose pixels follow each other: reductions of windows, which are views of the image and may overlap.
+
+Vectors lie along the pixels of the result, so that neither image nor result is turned to have its channels last. Only
+where windows do not reach beyond the image, and rows fill a vector.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...graph.core import Operation
+from ...graph.kernel.kernel_base import epilogue_of, extras_of
+from ...graph.kernel.scalar_emitter import computed_in
+from ...graph.kernel.strided import Strided
+from .kernels.strided import split_rows
+from .plan_rows import Function, Reduction, emit_reduction, function_of, mean_then, over, totals_of
+from .planner import Planner, View
+
+if TYPE_CHECKING:
+    from .plan_windows import Geometry
+
+
+def suits_planes(planner: Planner, x: View, pixels: int, geometry: Geometry) -> bool:
+    """Whether a pool of `x`, which gives rows of so many pixels, is best done where the image lies."""
+    is_turned = x.strides[1] == 1 or x.shape[1] == 1
+    if is_turned or geometry.is_padded or x.strides[-1] != 1 or geometry.strides[-1] not in (1, 2):
+        return False
+    return bool(pixels >= planner.machine.lanes(computed_in(x.dtype)))
+
+
+def pool_planes(planner: Planner, op: Operation, x: View, geometry: Geometry) -> None:
+    """One call: rows are windows, which lie side by side."""
+    result, rank = planner.new(op.result), len(geometry.kernel)
+    shape = (*result.shape, *geometry.kernel)
+    axes = range(len(result.shape), len(shape))
+    steps = [step * stride for step, stride in zip(geometry.strides, x.strides[2:], strict=True)]
+    taps = [step * stride for step, stride in zip(geometry.dilations, x.strides[2:], strict=True)]
+    source = x.seen(Strided(shape, (*x.strides[:2], *steps, *taps), x.layout.offset))
+    extras = [planner.view(value).broadcast(result.shape) for value in extras_of(op)]
+    target, *others = (
+        over(view.seen(Strided((*view.shape, *(1,) * rank), (*view.strides, *(0,) * rank), view.layout.offset)),
+             shape, axes)
+        for view in (result, *extras)
+    )  # fmt: skip
+    dtype, epilogue = computed_in(result.dtype), function_of(epilogue_of(op))
+    kind = "max" if op.attr("kind") == "max" else "mean"
+    if kind == "mean":
+        others.append(planner.number(math.prod(geometry.kernel), dtype).broadcast(shape))
+        epilogue = mean_then(epilogue)
+    work = Reduction(totals_of([kind], [dtype]), Function(None, None), epilogue)
+    rows = split_rows(shape, axes, [view.strides for view in (target, source, target, *others)])
+    emit_reduction(planner, op, work, replace(rows, along="column"), [source], [target], others)
