@@ -109,7 +109,16 @@ def compare_runtimes(
         seed=seed,
         tolerance=tolerance,
     )
-    return _noted(report, f"held against {onnxruntime_oracle.description()}") if against == "onnxruntime" else report
+    if against != "onnxruntime":
+        return report
+    if report.failure is not None:
+        options = "--engine reference" if target != "reference" else "--target cpu --engine reference"
+        how = f"{options} (parity(model, 'reference', target='cpu') in Python)"
+        report.notes.append(f"{how} asks the reference interpreter instead")
+    elif not report.passed:
+        deviating = {op.definition.op_type: op.definition.deviation for op in model.module.walk()}
+        report.notes += [f"{name}: {deviation}" for name, deviation in sorted(deviating.items()) if deviation]
+    return _noted(report, f"held against {onnxruntime_oracle.description()}")
 
 
 def _check_engine(engine: str) -> None:

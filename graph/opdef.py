@@ -100,6 +100,8 @@ class OpDefinition:
     inputs: ClassVar[tuple[str, ...] | None] = None
     outputs: ClassVar[tuple[str, ...] | None] = None
     attributes: ClassVar[dict[str, AttributeValue]] = {}  # name -> default; None means required
+    # How results differ from those of the runtime whose operator it is; said where the two are compared.
+    deviation: ClassVar[str] = ""
     # False where the domain has no versions: a node may have operands and attributes that this signature does not list.
     closed: ClassVar[bool] = True
 

@@ -192,9 +192,7 @@ def _close_elements(place: str, type: str, tolerance: float, expected: np.ndarra
     reason = ""
     if not error <= tolerance * scale:
         at = tuple(int(i) for i in np.unravel_index(int(difference.argmax()), difference.shape))
-        reason = (
-            f"{place}the largest difference is at {list(at)}: {_shown(actual[at])}, expected {_shown(expected[at])}"
-        )
+        reason = f"{place}the largest difference is at {list(at)}: {_apart(actual[at], expected[at])}"
     return Agreement(type, error, scale, tolerance, compared, reason)
 
 
@@ -209,8 +207,17 @@ def _infinite(array: np.ndarray) -> np.ndarray:
     return signs
 
 
-def _shown(number: Any) -> str:
-    return f"{number:.{_SHOWN_DIGITS}g}"
+def _apart(actual: Any, expected: Any) -> str:
+    """Both numbers, in so many digits that they look different."""
+    for digits in (_SHOWN_DIGITS, 9, 17):
+        mine, other = _shown(expected, digits), _shown(actual, digits)
+        if mine != other:
+            break
+    return f"{other}, expected {mine}"
+
+
+def _shown(number: Any, digits: int = _SHOWN_DIGITS) -> str:
+    return f"{number:.{digits}g}"
 
 
 def _text(item: Any) -> str:

@@ -192,6 +192,34 @@ def test_a_model_that_cannot_be_run_is_not_checked(no_onnxruntime: None) -> None
     assert "--input" in report.reason
 
 
+@needs_onnxruntime
+@pytest.mark.parametrize(("target", "options"), [("cpu", "--engine"), ("reference", "--target cpu --engine")])
+def test_what_onnxruntime_cannot_run_has_another_engine(target: str, options: str) -> None:
+    b = Builder()
+    x = b.input("x", bf16[2, 3])
+    b.output(x @ np.ones((3, 4), bf16.numpy), "y")
+    module = b.build()
+    report = tilewright.parity(module, "onnxruntime", target=target)
+    assert report.verdict == "not checked"
+    assert report.notes[-1].startswith(f"{options} reference (parity(model, 'reference', target='cpu')")
+    assert tilewright.parity(module, "reference", target="cpu").passed
+
+
+@needs_onnxruntime
+def test_known_deviations_are_noted() -> None:
+    random = np.random.default_rng(0)
+    b = Builder()
+    x = b.input("x", f32[4, 2, 5])
+    weights = [random.integers(-128, 128, (1, rows, 12)).astype(np.int8) for rows in (5, 3)]
+    scale, point = np.full(1, 0.003, np.float32), np.zeros(1, np.int8)
+    operands = [x, *weights, None, None, None, None, None, scale, point, scale, point]
+    y, *_ = b.create("com.microsoft.DynamicQuantizeLSTM", *operands, outputs=3, hidden_size=3)
+    b.output(y, "y")
+    report = tilewright.parity(tilewright.to_proto(b.build(), keep_fused=True), "onnxruntime")
+    assert report.verdict == "differs"
+    assert report.notes[-1].startswith("DynamicQuantizeLSTM: ONNX Runtime rounds its input and its state to 8 bits")
+
+
 def scaled_in(dtype: str, factor: float, inside_if: bool = False) -> Module:
     """y = x * factor, computed in `dtype`."""
     wide, narrow = ("", "") if dtype == "f32" else (f"%h = cast %x {{to=10}} : {dtype}[64]", "%y = cast %p {to=1}")

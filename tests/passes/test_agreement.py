@@ -45,7 +45,7 @@ def test_agrees(expected: Any, actual: Any) -> None:
         (F32, np.array([1, np.nan, 100], np.float32), "NaN at other places, first at [1]: nan, expected -2"),
         (np.array([np.inf], np.float32), np.array([-np.inf], np.float32), "infinite at other places"),
         (np.array([0.0], np.float32), np.array([1e-30], np.float32), "the largest difference is at [0]"),
-        (np.float64(3.0), np.array(3.0 + 1e-8), "the largest difference"),
+        (np.float64(3.0), np.array(3.0 + 1e-8), "3.00000001, expected 3"),
         (np.array([1.0], np.float16), np.array([1 + 5 / 1024], np.float16), "the largest difference"),
         (np.array([1.0], ml_dtypes.bfloat16), np.array([1 + 5 / 128], ml_dtypes.bfloat16), "the largest difference"),
         (np.array([1.0], ml_dtypes.float8_e5m2), np.array([1.5], ml_dtypes.float8_e5m2), "the largest difference"),
