@@ -45,6 +45,10 @@ class Trainer:
         # The arrays that nobody else may have.
         self._own: dict[str, np.ndarray] = dict(self.state)
 
+    def __repr__(self) -> str:
+        count = sum(self.state[name].size for name in self.roles.parameters)
+        return f"<Trainer on {self.executable.target} of {count:,} parameters, for {', '.join(self.data_inputs)}>"
+
     def _compiled(self, target: str, threads: int | None) -> Executable:
         """The step, in the form that updates in place where there is one; only the loss is looked at before that."""
         updates = None if self.detect_anomaly else {output: name for name, output in self.roles.state.items()}

@@ -49,6 +49,9 @@ class Parameter:
         self.fan_in, self.fan_out = fan_in, fan_out
         self.value: np.ndarray | None = None
 
+    def __repr__(self) -> str:
+        return f"<Parameter f32{list(self.shape)}>"
+
     def draw(self, random: np.random.Generator) -> None:
         self.value = self.initializer.draw(self.shape, self.fan_in, self.fan_out, random)
 
@@ -75,6 +78,14 @@ class Layer:
 
     def __init__(self) -> None:
         self._parts: dict[str, Parameter | Layer] = {}
+
+    def __repr__(self) -> str:
+        """The parameters and, line by line, the layers inside."""
+        parts = self.__dict__.get("_parts", {})
+        owned = ", ".join(f"{name} {list(part.shape)}" for name, part in parts.items() if isinstance(part, Parameter))
+        inner = [f"{name}: {part!r}" for name, part in parts.items() if isinstance(part, Layer)]
+        lines = "\n".join(inner).replace("\n", "\n  ")
+        return f"{type(self).__name__}({owned}" + (f"\n  {lines}\n)" if inner else ")")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Parameter | Layer):

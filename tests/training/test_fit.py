@@ -34,6 +34,12 @@ def batches() -> train.Batches:
     return train.Dataset({"x": X, "target": T}).shuffle(3).batch(8).augment(noisy, seed=1)
 
 
+def test_a_trainer_says_what_it_trains() -> None:
+    made = trainer()
+    count = sum(value.size for value in made.parameters.values())
+    assert repr(made) == f"<Trainer on cpu of {count:,} parameters, for x, target>"
+
+
 # ---- data ------------------------------------------------------------------------------------------------------------
 
 

@@ -255,3 +255,19 @@ def test_a_loss_with_options_can_be_trained_with() -> None:
     x = np.arange(6).reshape(2, 3)
     losses = [trainer.step({"x": x, "target": (x + 1) % 6}) for _ in range(30)]
     assert losses[-1] < 0.1 < losses[0]
+
+
+def test_layers_print_as_a_tree() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Residual(nn.Sequential(nn.Linear(8, 8, bias=False))))
+    assert repr(net).splitlines() == [
+        "Sequential(",
+        "  0: Linear(weight [4, 8], bias [8])",
+        "  1: ReLU()",
+        "  2: Residual(",
+        "    body: Sequential(",
+        "      0: Linear(weight [8, 8])",
+        "    )",
+        "  )",
+        ")",
+    ]
+    assert repr(nn.Linear(4, 8).weight) == "<Parameter f32[4, 8]>"
