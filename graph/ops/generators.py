@@ -146,7 +146,9 @@ class EyeLike(SameShape):
 
     def evaluate(self, op: Operation, like: Any) -> Any:
         dtype = self.result_dtype(op)
-        return np.eye(*like.shape, k=op.attr("k", 0), dtype=like.dtype if dtype is None else dtype.numpy)
+        rows, columns = like.shape
+        kind: np.dtype = like.dtype if dtype is None else dtype.numpy
+        return np.eye(rows, columns, k=int(op.attr("k", 0)), dtype=kind)
 
 
 # ---- random numbers --------------------------------------------------------------------------------------------------
