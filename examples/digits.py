@@ -101,7 +101,7 @@ def run(
         batches = batches.augment(shifted, SEED)
 
     def report(done: train.Run) -> None:
-        if not quiet:
+        if not quiet and sys.stdout.isatty():
             recent = np.mean(done.losses[-len(batches) :])
             print(f"\r{name:8} epoch {done.epoch:3}/{how.epochs}  loss {recent:.4f}", end="", flush=True)
 
@@ -123,7 +123,8 @@ def main() -> int:
         found, how, trained = run(name, options.target, validate=options.validate)
         good = good and found >= how.wanted
         seconds = time.perf_counter() - started
-        print(f"\r{name:8} accuracy {found:.2%} (wanted: {how.wanted:.1%}) in {seconds:.1f} s          ")
+        start = "\r" if sys.stdout.isatty() else ""
+        print(f"{start}{name:8} accuracy {found:.2%} (wanted: {how.wanted:.1%}) in {seconds:.1f} s          ")
         if options.output is not None:
             options.output.mkdir(parents=True, exist_ok=True)
             tilewright.save(trained, options.output / f"{name}.onnx")

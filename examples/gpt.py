@@ -99,7 +99,7 @@ def train_gpt(steps: int, target: str = "cpu") -> tuple[list[float], tilewright.
     trainer = train.Trainer(step, target)
 
     def report(run: train.Run) -> None:
-        if len(run.losses) % 10 == 0:
+        if len(run.losses) % 10 == 0 and sys.stderr.isatty():
             print(f"\rstep {len(run.losses)}/{steps}  loss {run.losses[-1]:.3f}", end="", file=sys.stderr, flush=True)
 
     losses = train.fit(trainer, windows(numbers, steps), 1, on_step=report).losses
@@ -116,7 +116,8 @@ def main() -> int:
     tilewright.save(model, OUTPUT / "gpt.onnx")
     tilewright.save(step, OUTPUT / "step.onnx")
     train.save_chart(OUTPUT / "loss.png", {"loss": losses}, "loss by step")
-    print(f"\rloss {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} steps; a sample:\n", file=sys.stderr)
+    start = "\r" if sys.stderr.isatty() else ""
+    print(f"{start}loss {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} steps; a sample:\n", file=sys.stderr)
     print(write(model, alphabet, "When ", 200))
     return 0
 

@@ -9,6 +9,9 @@ import click
 if TYPE_CHECKING:
     from pathlib import Path
 
+# So many strings of a tensor are shown.
+_FIRST = 3
+
 
 @click.command("run")
 @click.argument("model", type=click.Path())
@@ -125,15 +128,18 @@ def prepare(model: str, target: str, threads: int | None) -> tuple[Any, Any, flo
 
 
 def summary(name: str, value: Any) -> dict[str, Any]:
-    """A value's type and, for numbers, its smallest, largest and mean finite element and the count of others."""
+    """A value's type and, for numbers, its smallest, largest and mean finite element and the count of others; of
+    strings, the first ones."""
     import numpy as np
 
     from tilewright.passes.agreement import describe
 
     row: dict[str, Any] = {"name": name, "type": describe(value)}
     array = np.asarray(value) if isinstance(value, np.ndarray | np.generic) else None
-    if array is None or array.dtype.kind in "OUSc" or array.size == 0:
+    if array is None or array.dtype.kind == "c" or array.size == 0:
         return row
+    if array.dtype.kind in "OUS":
+        return row | {"first": [str(item) for item in array.flat[:_FIRST]]}
     numbers = array.astype(np.float64)
     finite = numbers[np.isfinite(numbers)]
     if finite.size:
@@ -169,6 +175,7 @@ def show(rows: list[dict[str, Any]], inputs: list[dict[str, Any]], made_up: list
         for row in each:
             figures = [f"{row[key]:.6g}" if key in row else "" for key in ("min", "max", "mean")]
             notes = [f"{row['not_finite']:,} NaN or infinite"] if row.get("not_finite") else []
+            notes += [", ".join(map(repr, row["first"]))] if "first" in row else []
             notes += ["made up"] if title == "input" and row["name"] in made_up else []
             made.add_row(f"{title} {row['name']}", row["type"], *figures, ", ".join(notes))
         made.add_section()

@@ -271,7 +271,8 @@ class BodyReader:
             order = sorted_order(proto.node, lambda name: scope.find(name) is not None)
         except CyclicGraph as error:
             first = proto.node[error.cycle[0]]
-            path = [f"{proto.node[index].op_type} {proto.node[index].name!r}" for index in error.cycle]
+            nodes = [(proto.node[index], index) for index in error.cycle]
+            path = [f"{node.op_type} at {NodeLocation(node.name, index)}" for node, index in nodes]
             self.log.error(
                 "onnx/cycle", "the graph has a cycle: these nodes need each other's results",
                 NodeLocation(first.name, error.cycle[0]), " <- ".join([*path, path[0]][:12]),

@@ -84,7 +84,8 @@ class NodeReader:
     def read(self, proto: NodeProto, index: int, scope: Scope, builder: OpBuilder, declared: Declarations) -> None:
         """Read `proto`, append its operation to the builder's block and define the names of its results."""
         location = NodeLocation(proto.name, index)
-        operands = [self.bodies.use(scope, name, location, "the input") if name else None for name in proto.input]
+        what = f"{proto.op_type}'s input"
+        operands = [self.bodies.use(scope, name, location, what) if name else None for name in proto.input]
         before = len(self.log.diagnostics)
         op = self._operation(proto, operands, scope, builder, declared, location)
         if op is None or self.log.errors_since(before):

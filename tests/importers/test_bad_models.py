@@ -538,6 +538,13 @@ def test_unsorted_subgraph_users_are_sorted() -> None:
     assert warnings_of(proto) == ["onnx/unsorted"]
 
 
+def test_nodes_without_a_name_are_told_by_their_number() -> None:
+    with pytest.raises(tilewright.TilewrightError, match="Add at node#0 <- Neg at node#1 <- Add at node#0"):
+        tilewright.load(plain("a = Add(x, b) b = Neg(a) y = Relu(b)"))
+    with pytest.raises(tilewright.TilewrightError, match="Add's input 'z' is not defined anywhere"):
+        tilewright.load(plain("y = Add(x, z)"))
+
+
 def test_wrong_declarations_are_corrected() -> None:
     proto = text("g (float[2, 3] x) => (float[7] y) { a = Neg(x) b = Neg(a) y = Neg(b) }")
     proto.graph.value_info.append(info("a", [3, 2]))

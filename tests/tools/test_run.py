@@ -13,7 +13,7 @@ import onnx.numpy_helper
 import pytest
 
 import tilewright
-from tilewright import Builder, bf16, f32, i64
+from tilewright import Builder, bf16, f32, i64, string
 from tilewright.graph import types
 from tilewright.graph.diagnostics import ExecutionError
 
@@ -227,3 +227,16 @@ def test_text_without_its_weights(command: Callable[..., Any], tmp_path: Path, t
     assert "error[data/unresolved]: 1 weight is not loaded: %" in done.err
     assert "f32[64, 64]" in done.err
     assert "finds its weights in the model files of its own folder" in done.err
+
+
+def test_strings_are_shown(command: Callable[..., Any], tmp_path: Path) -> None:
+    b = Builder()
+    x = b.input("x", string[4])
+    b.output(b.string_concat(x, np.array(["!"], object)), "y")
+    tilewright.save(b.build(), tmp_path / "words.onnx")
+    np.save(tmp_path / "x.npy", np.array(["a", "b", "c", "d"]))
+    done = command("run", tmp_path / "words.onnx", "--input", f"x={tmp_path / 'x.npy'}")
+    assert done.code == 0, done.err
+    assert "'a', 'b', 'c'" in done.out
+    assert "'a!', 'b!', 'c!'" in done.out
+    assert "'d!'" not in done.out
