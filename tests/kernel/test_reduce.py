@@ -107,6 +107,19 @@ def test_ways_of_combining(how: str, dtype: DType, axes: tuple[int, ...]) -> Non
     assert np.array_equal(ours[0][:count], expected)
 
 
+@pytest.mark.parametrize("width", [128, 256, 512])
+@pytest.mark.parametrize("dtype", [f32, f64, u8, f16], ids=str)
+@pytest.mark.parametrize("count", [9, 16, 37])
+def test_every_second_column(count: int, dtype: DType, width: int) -> None:
+    """Vectors of them are put together from two, of which nothing behind the last one is read."""
+    base = integers((7, 2 * count - 1), dtype)
+    module, given, size = planned(base[:, ::2], (0,), Total("sum", f32 if dtype is f16 else dtype), True, width)
+    ours, compiled = run_both(module, given, width)
+    expected = base[:, ::2].astype(np.float64).sum(axis=0)
+    assert np.array_equal(ours[0][:size], expected)
+    assert np.array_equal(compiled[0][:size], expected)
+
+
 @pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0), (0, 2, 1)])
 @pytest.mark.parametrize("axes", [(0,), (1, 2), (0, 2)])
 def test_strided_operands(order: tuple[int, ...], axes: tuple[int, ...]) -> None:

@@ -137,20 +137,29 @@ class StridedBuilder:
             return self.widened(b.load(buffer, place, self.lanes, mask))
         if not isinstance(stride, Value) and stride == 0:
             return b.broadcast(self.widened(b.load(buffer, place)), self.lanes)
-        if mask is None and not isinstance(stride, Value) and stride in (-1, 2) and self.lanes > 1:
-            return self.widened(self.shuffled(buffer, place, int(stride)))
+        if not isinstance(stride, Value) and self.lanes > 1 and (stride == 2 or (stride == -1 and mask is None)):
+            return self.widened(self.shuffled(buffer, place, int(stride), mask))
         indices = b.add(b.mul(b.iota(self.lanes), stride), place)
         return self.widened(b.gather(buffer, indices, mask))
 
-    def shuffled(self, buffer: Value, place: Operand, stride: int) -> Value:
+    def shuffled(self, buffer: Value, place: Operand, stride: int, mask: Value | None = None) -> Value:
         """A vector of every second element, or of the elements in front of each other: several times as fast as a
         gather. Nothing is read but what lies between the first and the last one."""
         b, lanes = self.b, self.lanes
         if stride == -1:
             vector = b.load(buffer, b.sub(place, lanes - 1), lanes)
             return b.shuffle(vector, vector, range(lanes)[::-1])
-        low, high = (b.load(buffer, b.add(place, start), lanes) for start in (0, lanes - 1))
+        low, high = (
+            b.load(buffer, b.add(place, start), lanes, None if mask is None else self.spread(mask, start))
+            for start in (0, lanes - 1)
+        )
         return b.shuffle(low, high, [i if i < lanes else i + 1 for i in range(0, 2 * lanes, 2)])
+
+    def spread(self, mask: Value, start: int) -> Value:
+        """The mask of the elements from `start` on, where those of a vector are every second one from 0 on."""
+        b, lanes = self.b, range(start, start + self.lanes)
+        is_even = b.eq(b.rem(b.add(b.iota(self.lanes), start), 2), 0)
+        return b.and_(b.shuffle(mask, mask, [lane // 2 for lane in lanes]), is_even)
 
     def store(self, value: Any, name: str, place: Operand, stride: Operand, mask: Value | None = None) -> None:
         """Put a vector at `place`, `place + stride`, ..., as the buffer's dtype."""
