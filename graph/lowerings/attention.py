@@ -31,7 +31,7 @@ def attention(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     result = k.kernel("attention", [q, key, value, mask], type, **attention_attributes(op, heads))
     if heads.packed:
         result = joined_heads(k, result, op.results[0])
-    return [result] * len(op.results)
+    return [result]
 
 
 def attention_attributes(op: Operation, heads: Heads) -> dict[str, Any]:
@@ -45,11 +45,11 @@ def attention_attributes(op: Operation, heads: Heads) -> dict[str, Any]:
 
 
 def _is_plain(op: Operation) -> bool:
-    inputs = op.operands[4:]
+    # A result without users counts: those of an operation that was just made have none yet.
+    if any(op.operands[4:]) or len(op.results) > 1:
+        return False
     windows = [op.attr(name, -1) for name in ("left_window_size", "right_window_size")]
-    precision = op.attr("softmax_precision")
-    is_used = any(result.uses or result.is_output for result in op.results[1:])
-    return not any(inputs) and all(size == -1 for size in windows) and precision in (None, 0, 1) and not is_used
+    return all(size == -1 for size in windows) and op.attr("softmax_precision") in (None, 0, 1)
 
 
 def covers_keys(op: Operation, mask: Value) -> bool:

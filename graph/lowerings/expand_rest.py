@@ -109,8 +109,10 @@ def attention_with_mask(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
     filled = tensor_type(mask).with_shape([*shape_of(mask)[:last], total])
     whole = b.create("concat", [mask, rest], {"axis": last}, result_types=[filled]).result
     operands = [*op.operands[:3], whole, *op.operands[4:]]
-    made = b.create(op.definition, operands, op.attributes, outputs=len(op.results), location=op.location)
-    return list(made.results)
+    # Only what is needed: whether others are, cannot be seen of an operation that nobody uses yet.
+    count = max((index + 1 for index, result in enumerate(op.results) if result.uses or result.is_output), default=1)
+    made = b.create(op.definition, operands, op.attributes, outputs=count, location=op.location)
+    return [*made.results, *[None] * (len(op.results) - count)]
 
 
 @expands("TensorScatter")

@@ -122,7 +122,8 @@ class AttentionParts:
 
     def _has_other_parts(self) -> bool:
         op = self.op
-        used = [result for result in op.results[3:] if result.use_count or result.name]
+        # One that a file leaves out has the name "", one that was just made has none yet, and no users.
+        used = [result for result in op.results[3:] if result.use_count or result.name != ""]
         windows = [op.attr(name, -1) for name in ("left_window_size", "right_window_size")]
         return bool(used) or op.input(6) is not None or any(size != -1 for size in windows)
 
