@@ -170,8 +170,9 @@ def plan(m: Match) -> Plan | Mismatch:
     if isinstance(mask, Mismatch):
         return mask
     found = [pack(operand, each) for operand, each in zip(op.operand_values[:3], (query, key, value), strict=True)]
-    if found[1] is None and found[2] is None and heads.repeats == 1 and past is None and not op.attr("softcap"):
-        # Keys and values may have heads first, if both have.
+    is_one_shape = heads.repeats == 1 and heads.size == heads.value_size
+    if found[1] is None and found[2] is None and is_one_shape and past is None and not op.attr("softcap"):
+        # Keys and values may have heads first, if both have, and one shape.
         found[1:] = [Packed(partial(_itself, operand), operand) for operand in op.operand_values[1:3]]
     packed = tuple(operand for operand in found if operand is not None)
     if len(packed) < len(found):

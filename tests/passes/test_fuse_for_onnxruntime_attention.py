@@ -207,17 +207,27 @@ def test_half_precision_and_results_beside_the_output_stay() -> None:
     assert "MultiHeadAttention" not in operators(fused(b.build()))
 
 
-def test_keys_and_values_with_heads_first() -> None:
+def heads_first(values: int) -> Module:
+    """Keys and values of [batch, heads, length, size]."""
     b = Builder(opset=18)
     q = b.input("q", f32[BATCH, LENGTH, WIDTH])
-    k, v = (b.input(name, f32[BATCH, HEADS, 6, SIZE]) for name in "kv")
+    k, v = (b.input(name, f32[BATCH, HEADS, 6, size]) for name, size in (("k", SIZE), ("v", values)))
     mask = b.input("mask", f32[BATCH, 1, 1, 6])
     heads = b.transpose(b.reshape(q, [BATCH, LENGTH, HEADS, SIZE]), perm=[0, 2, 1, 3])
     result = b.transpose(b.attention(heads, k, v, mask, masking="plain"), perm=[0, 2, 1, 3])
-    b.output(b.reshape(result, [BATCH, LENGTH, WIDTH]), "y")
+    b.output(b.reshape(result, [BATCH, LENGTH, HEADS * values]), "y")
+    return b.build()
+
+
+def test_keys_and_values_with_heads_first() -> None:
     feeds = {"q": random(BATCH, LENGTH, WIDTH), "mask": random(BATCH, 1, 1, 6)}
     feeds.update({name: random(BATCH, HEADS, 6, SIZE) for name in "kv"})
-    check(b.build(), ["Expand", "MultiHeadAttention"], feeds)
+    check(heads_first(SIZE), ["Expand", "MultiHeadAttention"], feeds)
+
+
+@pytest.mark.refusal
+def test_values_with_heads_first_of_another_size_stay() -> None:
+    assert "MultiHeadAttention" not in operators(fused(heads_first(SIZE + 2)))
 
 
 @pytest.mark.parametrize("flat", [True, False])
