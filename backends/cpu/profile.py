@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...graph.core import Operation
+from ...graph.core import Operation, Value
 from ...graph.dims import DimExpr, is_symbol
+from ...graph.types import TensorType, tensor
 from ...passes.bind_dims import with_symbols
 from .runtime import STEP_WORDS, Pool, runtime
 
 if TYPE_CHECKING:
+    from ...graph.kernel.strided import Shape
     from ...graph.module import Module
     from .planner import Call
+    from .program import Program
 
 # Which word of a step says among how many threads it is shared out.
 PARTS = 3
@@ -63,10 +66,10 @@ class Recorder:
     clock: Callable[[], float] = time.perf_counter
     samples: dict[tuple[int, int], list[float]] = field(default_factory=dict)
     steps: dict[tuple[int, int], tuple[Call | Operation, int]] = field(default_factory=dict)
-    owners: dict[int, object] = field(default_factory=dict)  # so that ids stay theirs
+    owners: dict[int, Program] = field(default_factory=dict)  # so that ids stay theirs
 
     def run(
-        self, owner: object, calls: Sequence[Call], table: np.ndarray, bases: int, pool: Pool | None, first: int,
+        self, owner: Program, calls: Sequence[Call], table: np.ndarray, bases: int, pool: Pool | None, first: int,
         last: int,
     ) -> None:  # fmt: skip
         """Run the calls of a program from `first` up to `last`; `table` is i64[steps, words]."""
@@ -88,15 +91,18 @@ class Recorder:
 
     def rows(self, sizes: Mapping[DimExpr, int]) -> Profile:
         """What was recorded, in the order in which steps ran first; `sizes` are those of dims in the run."""
-        found = self.samples.items()
-        return Profile(self._row(*self.steps[key], statistics.median(times), sizes) for key, times in found)
-
-    def _row(self, step: Call | Operation, parts: int, seconds: float, sizes: Mapping[DimExpr, int]) -> Timed:
-        if isinstance(step, Operation):
-            return Timed(step.name, _place(step), _types(step, sizes), seconds, None, 1, is_host_step=True)
-        place, types = ("", "") if step.op is None else (_place(step.op), _types(step.op, sizes))
-        operations = float(step.operations) if isinstance(step.operations, int | float) else None
-        return Timed(step.kernel.name, place, types, seconds, operations, parts)
+        figures = {key: owner.figures() for key, owner in self.owners.items()}
+        rows = Profile()
+        for key, times in self.samples.items():
+            (step, parts), seconds = self.steps[key], statistics.median(times)
+            if isinstance(step, Operation):
+                types = _types(step, sizes, {})
+                rows.append(Timed(step.name, _place(step), types, seconds, None, 1, is_host_step=True))
+                continue
+            shapes, counts = figures[key[0]]
+            place, types = ("", "") if step.op is None else (_place(step.op), _types(step.op, sizes, shapes))
+            rows.append(Timed(step.kernel.name, place, types, seconds, float(counts[key[1]]), parts))
+        return rows
 
 
 def sizes_of(module: Module, feeds: Mapping[str, Any]) -> dict[DimExpr, int]:
@@ -115,7 +121,13 @@ def _place(op: Operation) -> str:
     return ", ".join(map(str, op.location.leaves()))
 
 
-def _types(op: Operation, sizes: Mapping[DimExpr, int]) -> str:
+def _types(op: Operation, sizes: Mapping[DimExpr, int], shapes: Mapping[Value, Shape]) -> str:
     """`f32[64, 784], f32[784, 10] -> f32[64, 10]`"""
-    found = ([str(with_symbols(value.type, sizes)) for value in values] for values in (op.operand_values, op.results))
-    return " -> ".join(map(", ".join, found))
+
+    def text(value: Value) -> str:
+        type, shape = value.type, shapes.get(value)
+        if shape is not None and isinstance(type, TensorType):
+            return str(tensor(type.dtype, shape))
+        return str(with_symbols(type, sizes))
+
+    return " -> ".join(", ".join(map(text, values)) for values in (op.operand_values, op.results))

@@ -13,7 +13,7 @@ import numpy as np
 from ...graph.core import Operation, Value
 from ...graph.data import TensorData
 from ...graph.diagnostics import ExecutionError
-from ...graph.kernel.tracing import apply
+from ...graph.kernel.tracing import Number, Recipe, apply
 from . import bounds
 from .known_sizes import as_numbers
 from .machine import memory_bytes
@@ -61,7 +61,7 @@ class Outline:
                 self.outputs.append((planner.shape(value), dtype_of(value).numpy))
         # Outputs whose sizes are counted: their dim, and which output is the count.
         self.cuts = {places[value]: (axis, places[count]) for value, (axis, count) in segment.cuts.items()}
-        self.calls, self.faults = planner.calls, planner.faults
+        self.calls, self.faults, self.shapes = planner.calls, planner.faults, planner.shapes
         self.input_bytes = [math.prod(planner.shape(v)) * dtype_of(v).numpy.itemsize for v in segment.inputs]
         self.fault_base = FIRST_FREE + len(segment.inputs) + len(self.outputs)
         self.checked = planner.library.checked
@@ -204,9 +204,12 @@ class Program:
     `known` are the outputs that were worked out when it was planned, by their place among the outputs.
     """
 
-    def __init__(self, outline: Outline, numbers: Sequence[int] | np.ndarray, values: Sequence[Any]) -> None:
-        """`numbers` and `values` are the outline's for these sizes."""
+    def __init__(
+        self, outline: Outline, numbers: Sequence[int] | np.ndarray, values: Sequence[Any], inputs: Sequence[int] = ()
+    ) -> None:
+        """`numbers` and `values` are the outline's for these sizes, which are the `inputs` of its trace."""
         self.calls, self._faults, self.known = outline.calls, outline.faults, outline.known
+        self._shapes, self._traced_inputs = outline.shapes, inputs
         self._storages, self._cuts = outline.storages, outline.cuts
         self._checked, self._inputs = outline.checked, len(outline.input_bytes)
         words, sizes, units, parts, dims = outline.cut(np.array(numbers, np.int64))
@@ -231,6 +234,17 @@ class Program:
         tables = [begin + width * start for start in outline.starts]
         self._steps = np.array([entries, tables, units, parts], np.int64).T.reshape(-1, STEP_WORDS).copy()
         self._job = address_of(self._steps), len(entries)
+
+    def figures(self) -> tuple[dict[Value, Shape], list[float]]:
+        """The shapes of values, and about how many operations each call takes."""
+        counts, shapes = [call.operations for call in self.calls], self._shapes
+        numbers = [*counts, *(size for shape in shapes.values() for size in shape)]
+        traced = [number for number in numbers if isinstance(number, Number)]
+        if traced:
+            found = iter(Recipe(traced[0].trace, [number.place for number in traced]).follow(self._traced_inputs) or ())
+            numbers = [next(found) if isinstance(number, Number) else number for number in numbers]
+        rest = iter(numbers[len(counts) :])
+        return {value: tuple(next(rest) for _ in shape) for value, shape in shapes.items()}, numbers[: len(counts)]
 
     def run(
         self,

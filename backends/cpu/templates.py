@@ -92,19 +92,19 @@ class _Template:
 
     def __init__(self, outline: Outline, trace: Trace, varying: Sequence[tuple[int, int]]) -> None:
         self._outline, self.varying = outline, varying
-        numbers = outline.numbers
+        numbers, sizes = outline.numbers, [number.value for number in trace.inputs]
         self._varying = [place for place, number in enumerate(numbers) if isinstance(number, Number)]
         wanted = [number for number in numbers if isinstance(number, Number)]
         values = [trace.place(value) for value in outline.values]
         self._recipe = Recipe(trace, [*(number.place for number in wanted), *values])
         self._numbers = np.array([0 if isinstance(number, Number) else number for number in numbers], np.int64)
         self._numbers[self._varying] = [number.value for number in wanted]
-        self.first = Program(outline, self._numbers, [trace.values[place] for place in values])
+        self.first = Program(outline, self._numbers, [trace.values[place] for place in values], sizes)
 
     def program(self, sizes: Sequence[int]) -> Program | None:
         """The plan for inputs of these sizes; None if it would be another one."""
         found = self.numbers(sizes)
-        return None if found is None else Program(self._outline, *found)
+        return None if found is None else Program(self._outline, *found, sizes)
 
     def numbers(self, sizes: Sequence[int]) -> tuple[np.ndarray, list[Any]] | None:
         """The outline's numbers and values for these sizes; None if the plan would be another one."""

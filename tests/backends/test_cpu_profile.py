@@ -10,7 +10,7 @@ import numpy as np
 from click.testing import CliRunner
 
 import tilewright
-from tilewright import Builder, f32, save
+from tilewright import Builder, f32, i64, save
 from tilewright.graph import dtypes
 from tilewright.tools.profile_model import profile
 
@@ -36,6 +36,21 @@ def test_each_call_is_timed_and_named() -> None:
     assert head.split() == ["ms", "%", "Gop/s", "kernel,", "types,", "place"]
     assert len(lines) == 2
     assert any("f32[3, 8], f32[8, 4] -> f32[3, 4]" in line for line in lines)
+
+
+def test_sizes_of_the_run_that_no_input_names() -> None:
+    """Plans for other sizes are made from a trace: what it counted follows from these sizes too."""
+    b = Builder("model")
+    x, count = b.input("x", f32["n", 8]), b.input("count", i64[1])
+    rows = b.expand(b.relu(x), b.concat(count, [8], axis=0))
+    b.output(b.softmax(rows @ np.ones((8, 4), np.float32), axis=-1), "y")
+    executable = tilewright.compile(b.build(), target="cpu", threads=1)
+    for size in (3, 17, 50):
+        feeds = {"x": np.ones((size, 8), np.float32), "count": np.array([size])}
+        found = {row.kernel.split("_")[0]: row for row in executable.profile(feeds, runs=1)}
+        assert found["gemm"].types == f"f32[{size}, 8], f32[8, 4] -> f32[{size}, 4]"
+        assert found["softmax"].types == f"f32[{size}, 4] -> f32[{size}, 4]"
+        assert found["gemm"].operations == 2 * size * 8 * 4
 
 
 def test_host_steps_are_timed_too() -> None:
