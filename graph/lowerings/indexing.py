@@ -90,6 +90,12 @@ def tile(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
 
 @lowers("TopK")
 def topk(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
+    x, count = op.operand_values
+    is_first = op.attr("largest") != 0 or not dtype_of(x).is_float  # NaN is the last of all, but no least number either
+    if constant_ints(count) == [1] and is_first and all_native(op):
+        axis, (values, places) = op.attr("axis", -1), (result.type for result in op.results)
+        place = k.kernel("arg_extreme", [x], places, kind="max" if op.attr("largest") != 0 else "min", axis=axis)
+        return [k.kernel("gather_elements", [x, place], values, axis=axis), place]
     return _same(op, k, "sort", "axis", "largest", "sorted")
 
 

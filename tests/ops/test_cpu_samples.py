@@ -284,6 +284,27 @@ def test_orders(dtype: str) -> None:
     check(build, x)
 
 
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "i32", "u8"])
+def test_the_first_of_all_is_the_first_of_two(dtype: str, axis: int, largest: int) -> None:
+    """One alone is found without sorting; ties, zeros of both signs and NaN make no difference."""
+    random = np.random.default_rng(23)
+    x = random.integers(0, 4, (40, 21)).astype(BY_NAME[dtype].numpy)
+    if BY_NAME[dtype].is_float:
+        x[random.random(x.shape) < 0.2] *= -0.0
+        x[random.random(x.shape) < 0.02] = np.nan
+        x[3], x[:, 5] = np.nan, np.nan
+    b = Builder()
+    given = b.input("x", BY_NAME[dtype]["n", "m"])
+    for k in (1, 2):
+        for tensor in b.topk(given, np.array([k]), axis=axis, largest=largest):
+            b.output(tensor)
+    first, place, two, places = tilewright.compile(b.build(), target="cpu").run({"x": x}).values()
+    np.testing.assert_array_equal(place, np.take(places, [0], axis))
+    np.testing.assert_array_equal(first, np.take(two, [0], axis))
+
+
 def test_the_first_of_columns() -> None:
     """So many columns are turned, so that each lies in a row; a batch stays outermost."""
     check(lambda b, x: list(b.topk(x, np.array([5]), axis=0)), operand((130, 140), f32, 21))
