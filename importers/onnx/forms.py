@@ -84,6 +84,9 @@ class Forms:
     def _explained(self, op: Operation, refusal: str) -> tuple[str, str]:
         """The reason why an operator without a node is written as its parts, and the code of the remark."""
         if self._has_standard_form_at_all(op):
+            if self.loses_nan(op) and not self.keep_fused:
+                reason = "weights that are NaN are 0 in it, which the standard's operator leaves NaN"
+                return f"{reason}; --keep-fused takes that", Choice.code
             return "the standard's operator says less than this one, and would take no fewer nodes", Choice.code
         known, opset = versions.engine.versions(op.op_type, op.domain), self.opsets.get(op.domain, 1)
         if op.domain or not known or opset >= min(known):

@@ -169,8 +169,11 @@ def test_a_guard_against_nan_is_kept_unless_the_operator_is_asked_for():
     feeds["q"][0, 0, 0, 0] = np.nan
     original = run(model_of(guarded), feeds)
     assert not np.isnan(original["y"]).any()
-    written = to_proto(model, opset=23)
+    log = DiagnosticLog()
+    written = to_proto(model, opset=23, log=log)
     assert "Attention" not in [node.op_type for node in written.graph.node]
+    (remark,) = log.diagnostics
+    assert "which the standard's operator leaves NaN; --keep-fused takes that" in remark.message
     same(run_in_runtime(written, feeds), original)
     log = DiagnosticLog()
     kept = to_proto(model, opset=23, keep_fused=True, log=log)
