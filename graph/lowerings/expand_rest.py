@@ -90,7 +90,7 @@ def center_crop_pad(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
 
 
 @expands("Attention")
-def attention_with_mask(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
+def attention_with_mask(op: Operation, b: OpBuilder) -> Sequence[Value | None] | None:
     """The standard fills up a mask for fewer keys than there are. One for more keys is an error."""
     mask, key, past = op.input(3), op.input(1), op.input(4)
     if mask is None or key is None or op.attr("masking") != "standard" or not is_native(mask) or not rank_of(mask):

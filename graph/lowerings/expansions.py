@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..builder import OpBuilder
     from ..core import Operation, Value
 
-Expansion: TypeAlias = "Callable[[Operation, OpBuilder], Sequence[Value] | None]"
+Expansion: TypeAlias = "Callable[[Operation, OpBuilder], Sequence[Value | None] | None]"
 
 _Function = TypeVar("_Function", bound="Callable[..., object]")
 _expansions: dict[tuple[str, str], Expansion] = {}
