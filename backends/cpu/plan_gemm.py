@@ -96,8 +96,9 @@ def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
     is_weight = product.weight is not None and b.layout.rank <= 3
     k = b.shape[-2] if is_weight else product.a.shape[-1]
     c_row, a_row, a_k = _row_stride(product.c), product.a.strides[-2], int(product.a.strides[-1])
-    # A single row, as when text is generated word by word, has code of its own though the number of rows changes.
-    static_m = product.static or m == 1
+    # A single row, as when text is generated word by word, has code of its own though the number of rows changes; but
+    # not for every length, if that changes, too.
+    static_m = product.static or (isinstance(n, int) and isinstance(k, int) and m == 1)
     if static_m:
         m, n, k, c_row, a_row = int(m), int(n), int(k), int(c_row), int(a_row)
     b_k, b_column = int(b.strides[-2]) if static_m else b.strides[-2], int(b.strides[-1])

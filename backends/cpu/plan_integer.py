@@ -312,7 +312,7 @@ def _multiply(planner: Planner, op: Operation, factors: Factors) -> None:
     a, c, patches = factors.a, factors.c, factors.patches
     *batch, m, n = c.shape
     k = factors.b.shape[-2]
-    static = factors.static or m == 1
+    static = factors.static or (isinstance(n, int) and isinstance(k, int) and m == 1)
     is_weight = factors.weight is not None
     fixed = static or is_weight
     unit = uses_unit(planner.machine, int(m) if static else None) and not planner.library.checked

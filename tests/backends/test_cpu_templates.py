@@ -14,7 +14,7 @@ from tilewright.backends.cpu.memory_plan import Lifetime, place, restack, stack_
 from tilewright.backends.cpu.segment import Segment
 from tilewright.backends.cpu.templates import MOST_TEMPLATES, Templates
 from tilewright.backends.reference.interpreter import ReferenceExecutable
-from tilewright.graph.dtypes import f32, u8
+from tilewright.graph.dtypes import DType, f32, u8
 from tilewright.graph.model_builder import Builder
 
 
@@ -169,6 +169,21 @@ def test_a_template_for_a_declared_size_is_not_one_for_others(claim: tuple[int |
         result = executable.run({"x": x, "place": np.array(0)})["y"]
         np.testing.assert_allclose(result, wanted, rtol=1e-5)
 
+
+@pytest.mark.parametrize("dtype", [f32, u8], ids=str)
+def test_a_single_row_times_matrices_of_any_size_takes_no_new_kernels(dtype: DType) -> None:
+    """As when text is generated word by word, and what a word looks at gets longer."""
+    b = Builder("model")
+    x, y = b.input("x", dtype["n", "k"]), b.input("y", dtype["k", "m"])
+    b.output(x @ y if dtype is f32 else b.matmul_integer(x, y), "z")
+    executable = CpuExecutable(b.build(), 1)
+    rng, counts = np.random.default_rng(4), []
+    for k, m in ((9, 64), (10, 64), (11, 64), (11, 65), (300, 70)):
+        x_value, y_value = (rng.integers(0, 9, shape).astype(dtype.numpy) for shape in ((1, k), (k, m)))
+        result = executable.run({"x": x_value, "y": y_value})["z"]
+        np.testing.assert_array_equal(result, x_value.astype(np.int64) @ y_value.astype(np.int64))
+        counts.append(len(executable._shared.library.kernels))
+    assert counts[0] == counts[-1]
 
 def test_weights_stored_as_bytes_are_packed_once() -> None:
     b = Builder("model")
