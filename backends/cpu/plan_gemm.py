@@ -14,6 +14,7 @@ from ...graph.kernel.bodies import signature
 from ...graph.kernel.kernel_base import epilogue_of, extras_of
 from ...graph.kernel.scalar_emitter import computed_in
 from ...graph.kernel.strided import Strided
+from ...graph.kernel.tracing import Number
 from .kernels.elementwise import collapse
 from .kernels.gemm import (
     Gemm,
@@ -98,7 +99,8 @@ def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
     c_row, a_row, a_k = _row_stride(product.c), product.a.strides[-2], int(product.a.strides[-1])
     # A single row, as when text is generated word by word, has code of its own though the number of rows changes; but
     # not for every length, if that changes, too.
-    static_m = product.static or (isinstance(n, int) and isinstance(k, int) and m == 1)
+    is_open = any(isinstance(size, Number) for size in (n, k))
+    static_m = product.static or (not is_open and m == 1)
     if static_m:
         m, n, k, c_row, a_row = int(m), int(n), int(k), int(c_row), int(a_row)
     b_k, b_column = int(b.strides[-2]) if static_m else b.strides[-2], int(b.strides[-1])

@@ -14,6 +14,7 @@ from ...graph.dtypes import DType, i8, i32, u8
 from ...graph.kernel.bodies import signature
 from ...graph.kernel.kernel_base import epilogue_of, extras_of, take
 from ...graph.kernel.strided import Strided
+from ...graph.kernel.tracing import Number
 from .kernels.elementwise import collapse
 from .kernels.image import Layout
 from .kernels.integer_gemm import (
@@ -312,7 +313,8 @@ def _multiply(planner: Planner, op: Operation, factors: Factors) -> None:
     a, c, patches = factors.a, factors.c, factors.patches
     *batch, m, n = c.shape
     k = factors.b.shape[-2]
-    static = factors.static or (isinstance(n, int) and isinstance(k, int) and m == 1)
+    is_open = any(isinstance(size, Number) for size in (n, k))
+    static = factors.static or (not is_open and m == 1)
     is_weight = factors.weight is not None
     fixed = static or is_weight
     unit = uses_unit(planner.machine, int(m) if static else None) and not planner.library.checked
