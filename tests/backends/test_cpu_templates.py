@@ -185,6 +185,7 @@ def test_a_single_row_times_matrices_of_any_size_takes_no_new_kernels(dtype: DTy
         counts.append(len(executable._shared.library.kernels))
     assert counts[0] == counts[-1]
 
+
 def test_weights_stored_as_bytes_are_packed_once() -> None:
     b = Builder("model")
     x = b.input("x", f32["n", 40])
