@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ...graph.core import Operation
 from ...graph.kernel.kernel_base import epilogue_of, extras_of
 from ...graph.kernel.scalar_emitter import computed_in
-from ...graph.kernel.strided import Strided
+from ...graph.kernel.strided import Shape, Strided
 from .kernels.strided import split_rows
 from .plan_rows import Function, Reduction, emit_reduction, function_of, mean_then, over, totals_of
 from .planner import Planner, View
@@ -22,12 +22,16 @@ if TYPE_CHECKING:
     from .plan_windows import Geometry
 
 
-def suits_planes(planner: Planner, x: View, pixels: int, geometry: Geometry) -> bool:
-    """Whether a pool of `x`, which gives rows of so many pixels, is best done where the image lies."""
+def suits_planes(planner: Planner, x: View, places: Shape, geometry: Geometry) -> bool:
+    """Whether a pool of `x`, whose windows have so many places along each dim, is best done where the image lies."""
     is_turned = x.strides[1] == 1 or x.shape[1] == 1
     if is_turned or geometry.is_padded or x.strides[-1] != 1 or geometry.strides[-1] not in (1, 2):
         return False
-    return bool(pixels >= planner.machine.lanes(computed_in(x.dtype)))
+    if places[-1] < planner.machine.lanes(computed_in(x.dtype)):
+        return False
+    # Those whose number is rounded up, or that are larger than the image, reach beyond it without padding, too.
+    steps = zip(places, geometry.strides, geometry.kernel, geometry.dilations, x.shape[2:], strict=True)
+    return all((count - 1) * stride + (taps - 1) * dilation < size for count, stride, taps, dilation, size in steps)
 
 
 def pool_planes(planner: Planner, op: Operation, x: View, geometry: Geometry) -> None:

@@ -479,7 +479,7 @@ def plan_pool(planner: Planner, op: Operation) -> None:
     source = op.operand_values[0]
     geometry = Geometry.of(planner, op)
     x, shape = planner.view(source), planner.shape(op.result)
-    if suits_planes(planner, x, shape[-1], geometry):
+    if suits_planes(planner, x, shape[2:], geometry):
         pool_planes(planner, op, x, geometry)
         return
     order = channels_last(len(shape))

@@ -103,11 +103,18 @@ def test_numbers_that_are_none() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "options"),
-    [((1, 8, 8, 6), WINDOWS["side by side"]), ((1, 8, 20, 60), WINDOWS["one step"] | {"pads": [1, 1, 1, 1]})],
-    ids=["short rows", "padded"],
+    [
+        ((1, 8, 8, 6), WINDOWS["side by side"]),
+        ((1, 8, 20, 60), WINDOWS["one step"] | {"pads": [1, 1, 1, 1]}),
+        ((1, 8, 20, 61), WINDOWS["side by side"] | {"ceil_mode": 1}),
+        ((1, 8, 21, 60), WINDOWS["side by side"] | {"ceil_mode": 1}),
+        ((1, 8, 1, 60), WINDOWS["side by side"]),
+    ],
+    ids=["short rows", "padded", "rounded up", "rows rounded up", "cut"],
 )
-def test_others_have_their_channels_last(shape: tuple[int, ...], options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", ["max_pool", "average_pool"])
+def test_others_have_their_channels_last(shape: tuple[int, ...], options: dict[str, Any], kind: str) -> None:
     x = image(shape)
     b = tilewright.Builder("pool", opset=21)
-    b.output(b.max_pool(b.input("x", f32[shape]), **options), "y")
+    b.output(getattr(b, kind)(b.input("x", f32[shape]), **options), "y")
     compare(b.build(), {"x": x}, is_of_planes=False)
