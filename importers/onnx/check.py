@@ -141,7 +141,9 @@ class SchemaChecker:
             schema = onnx.defs.get_schema(op_type, version, domain)
         except onnx.defs.SchemaError:
             return None
-        return None if schema.deprecated else Signature(schema)
+        # GroupNormalization-18 is called deprecated since there is a better version, not because it is gone.
+        is_gone = schema.deprecated and onnx.defs.get_schema(op_type, domain=domain).deprecated
+        return None if is_gone else Signature(schema)
 
     def _report_unknown(self, domain: str, op_type: str, location: Location) -> None:
         shown = domain or "ai.onnx"
