@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from abc import ABC, abstractmethod
@@ -15,12 +14,12 @@ from ..graph.diagnostics import Diagnostic, ExecutionError, UsageError, require
 from ..graph.evaluation import describe
 from ..graph.module import Module
 from .bound_outputs import check_bound, places, write_results
+from .forks import hold_while_forking
 from .signature import Port, Signature
 
 # Counters are added to under this lock.
 _counting = threading.Lock()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_counting.acquire, after_in_parent=_counting.release, after_in_child=_counting.release)
+hold_while_forking(_counting)
 
 
 class ModelWarning(UserWarning):

@@ -223,16 +223,19 @@ def _check_signature(
     absent = [s.name for s in specs.values() if s.required and s.name not in attributes and s.name not in regions]
     if absent:
         raise UsageError("op/attribute-missing", f"{definition.name} needs its attribute {absent[0]!r}")
+    is_standard = definition.schema is not None
     for name, value in attributes.items():
-        wanted = _PYTHON_TYPES.get(specs[name].kind) if definition.schema is not None and name in specs else None
-        if wanted is not None and not isinstance(value, wanted | AttributeReference):
+        wanted = _PYTHON_TYPES.get(specs[name].kind) if is_standard and name in specs else None
+        if wanted is not None and not isinstance(value, wanted):
             kind = specs[name].kind
             article = "an" if kind[0] in "aeiou" and not kind.endswith("s") else "a"
             what = f"a list of {kind}" if kind.endswith("s") else f"{article} {kind}"
             raise UsageError("op/attribute-type", f"{definition.name} takes {what} as {name!r}, not {value!r}")
 
 
-# What an attribute of a kind is in Python.
-_PYTHON_TYPES: dict[str, Any] = {
-    "int": int, "float": int | float, "string": str | bytes, "ints": tuple, "floats": tuple, "strings": tuple,
+# What an attribute of a kind is in Python; in a function it may be that of a call.
+_LIST = (tuple, AttributeReference)
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int, AttributeReference), "float": (int, float, AttributeReference),
+    "string": (str, bytes, AttributeReference), "ints": _LIST, "floats": _LIST, "strings": _LIST,
 }  # fmt: skip

@@ -29,8 +29,8 @@ from ...graph.module import Module
 from ...passes.manager import PassManager
 from ..executable import Executable, owned
 from ..feed_sizes import usual_shapes
+from ..forks import renew_after_fork
 from .bounds import BOUNDS_VARIABLE
-from .forks import renew_after_fork
 from .known_sizes import require_room
 from .library import KernelLibrary
 from .machine import machine, usable_cores

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 from ...graph.module import Module
+from ..forks import hold_while_forking
 from . import compile_worker
 from .elf import PlacedCode, UnsupportedObjectError, is_supported
 from .emit_llvm import emit_module
@@ -15,8 +15,7 @@ from .machine import Machine
 
 # LLVM through llvmlite is used by one thread at a time, and has come to an end when this process is forked.
 _lock = threading.Lock()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+hold_while_forking(_lock)
 
 
 def _llvm() -> Any:

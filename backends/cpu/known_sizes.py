@@ -21,7 +21,7 @@ from ...graph.dims import FreshSymbols
 from ...graph.dtypes import i32, i64
 from ...graph.evaluation import evaluate_op
 from ...graph.kernel.strided import Shape
-from ...graph.kernel.tracing import Number, UntraceableError, apply, choose
+from ...graph.kernel.tracing import Number, UntraceableError, apply, choose, is_traced
 from ...graph.kernel.view_ops import taken_by_slice
 from ...graph.types import TensorType
 from .machine import memory_bytes
@@ -41,7 +41,7 @@ def computed_sizes(op: Operation, shape: Callable[[Value], Shape], known: Callab
         rank = len(sizes)
         end = op.attr("end")
         taken = sizes[slice(op.attr("start") or 0, rank if end is None else end)]
-        return _array(taken) if any(isinstance(size, Number) for size in taken) else None
+        return _array(taken) if is_traced(taken) else None
     rule = _RULES.get(op.name)
     if rule is None or op.definition.domain or any(value is None for value in op.operands):
         return None
@@ -63,7 +63,7 @@ def computed_sizes(op: Operation, shape: Callable[[Value], Shape], known: Callab
 def as_numbers(array: np.ndarray, value: Value) -> np.ndarray:
     """The elements of `value` as plain numbers."""
     elements = array.reshape(-1).tolist() if array.dtype == object else []
-    if not any(isinstance(element, Number) for element in elements):
+    if not is_traced(elements):
         return array
     assert isinstance(value.type, TensorType)
     numbers = [element.known() if isinstance(element, Number) else element for element in elements]
@@ -150,7 +150,7 @@ def traced_results(op: Operation, operands: Sequence[np.ndarray | TracedArray | 
 
 
 def _has_numbers(array: np.ndarray) -> bool:
-    return array.dtype == object and any(isinstance(element, Number) for element in array.reshape(-1).tolist())
+    return array.dtype == object and is_traced(array.reshape(-1).tolist())
 
 
 def _of_type(elements: Sequence[Any], shape: Shape, value: Value | None) -> np.ndarray:

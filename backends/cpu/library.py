@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Protocol
 
 from ...graph.module import Module
+from ..forks import renew_after_fork
 from .bounds import checks_bounds
 from .cache import default_cache, key_of
 from .compile_queue import CompileQueue, Task
 from .emit_llvm import emit_module
-from .forks import renew_after_fork
 from .jit import Code
 from .keys import spelled
 from .machine import Machine

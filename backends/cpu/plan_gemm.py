@@ -14,7 +14,7 @@ from ...graph.kernel.bodies import signature
 from ...graph.kernel.kernel_base import epilogue_of, extras_of
 from ...graph.kernel.scalar_emitter import computed_in
 from ...graph.kernel.strided import Strided
-from ...graph.kernel.tracing import Number
+from ...graph.kernel.tracing import is_traced
 from .kernels.elementwise import collapse
 from .kernels.gemm import (
     Gemm,
@@ -89,6 +89,12 @@ def multiply(planner: Planner, op: Operation, product: Product) -> None:
     _multiply(planner, op, product)
 
 
+def is_single_row(m: int, n: int, k: int) -> bool:
+    """Whether a product is of a single row, as when text is generated word by word: it has code of its own though the
+    number of rows changes; but not for every length, if that changes, too."""
+    return not is_traced((n, k)) and bool(m == 1)
+
+
 def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
     """Call the kernel; `op` has the epilogue, if there is one."""
     batch, m, n = product.c.shape[:-2], product.c.shape[-2], product.c.shape[-1]
@@ -97,10 +103,7 @@ def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
     is_weight = product.weight is not None and b.layout.rank <= 3
     k = b.shape[-2] if is_weight else product.a.shape[-1]
     c_row, a_row, a_k = _row_stride(product.c), product.a.strides[-2], int(product.a.strides[-1])
-    # A single row, as when text is generated word by word, has code of its own though the number of rows changes; but
-    # not for every length, if that changes, too.
-    is_open = any(isinstance(size, Number) for size in (n, k))
-    static_m = product.static or (not is_open and m == 1)
+    static_m = product.static or is_single_row(m, n, k)
     if static_m:
         m, n, k, c_row, a_row = int(m), int(n), int(k), int(c_row), int(a_row)
     b_k, b_column = int(b.strides[-2]) if static_m else b.strides[-2], int(b.strides[-1])

@@ -14,7 +14,6 @@ from ...graph.dtypes import DType, i8, i32, u8
 from ...graph.kernel.bodies import signature
 from ...graph.kernel.kernel_base import epilogue_of, extras_of, take
 from ...graph.kernel.strided import Strided
-from ...graph.kernel.tracing import Number
 from .kernels.elementwise import collapse
 from .kernels.image import Layout
 from .kernels.integer_gemm import (
@@ -35,7 +34,7 @@ from .kernels.integer_gemm import (
 from .kernels.integer_pack import IntegerPack, build_integer_pack, pack_arguments, pack_units, packed_sizes
 from .kernels.strided import zero_or_one
 from .kernels.tile import Epilogue, EpilogueOperand
-from .plan_gemm import readable_operands
+from .plan_gemm import is_single_row, readable_operands
 from .plan_map import finishing
 from .plan_windows import Geometry, convolve_depthwise, flat_pixels, is_depthwise, padded, readable
 from .planner import Argument, Buffer, Planner, View, channels_last, plans
@@ -313,8 +312,7 @@ def _multiply(planner: Planner, op: Operation, factors: Factors) -> None:
     a, c, patches = factors.a, factors.c, factors.patches
     *batch, m, n = c.shape
     k = factors.b.shape[-2]
-    is_open = any(isinstance(size, Number) for size in (n, k))
-    static = factors.static or (not is_open and m == 1)
+    static = factors.static or is_single_row(m, n, k)
     is_weight = factors.weight is not None
     fixed = static or is_weight
     unit = uses_unit(planner.machine, int(m) if static else None) and not planner.library.checked

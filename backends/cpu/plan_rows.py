@@ -13,7 +13,7 @@ from ...graph.kernel.bodies import signature
 from ...graph.kernel.kernel_base import epilogue_of, extras_of
 from ...graph.kernel.scalar_emitter import computed_in
 from ...graph.kernel.strided import Shape, Strided, broadcast_shapes
-from ...graph.kernel.tracing import Number, apply
+from ...graph.kernel.tracing import apply, is_traced
 from ...graph.types import ScalarType, VectorType
 from .kernels.reduce import (
     Reduce,
@@ -188,7 +188,7 @@ def _piece(rows: Rows) -> int:
     """`piece_length`. Rows whose extents are open are always cut, if only into one piece, unless there are many of
     them: plans for all sizes then have the same calls, and follow from each other."""
     sizes = (*rows.outer, *rows.row)
-    if not any(isinstance(size, Number) for size in sizes):
+    if not is_traced(sizes):
         return piece_length(rows.along, rows.outer, rows.row)
     if has_many_rows(rows.along, rows.outer):
         return 0

@@ -23,7 +23,7 @@ from ...graph.dtypes import DType
 from ...graph.evaluation import evaluate_op
 from ...graph.kernel.kernel_base import KernelOp, ViewOp
 from ...graph.kernel.strided import Shape, Strided, dense_strides
-from ...graph.kernel.tracing import Number, UntraceableError, apply
+from ...graph.kernel.tracing import Number, UntraceableError, apply, is_traced
 from ...graph.lowerings.builder import data_of
 from ...graph.opdef import Trait
 from ...graph.types import TensorType
@@ -212,7 +212,7 @@ class Planner:
             for value, shape in zip(segment.inputs, shapes, strict=True)
         )
         # Whether the sizes of inputs are numbers of a trace, and what stays a plain number follows from none of them.
-        self.traced = any(isinstance(size, Number) for shape in shapes for size in shape)
+        self.traced = any(map(is_traced, shapes))
         self.calls: list[Call] = []
         self._planned: Operation | None = None
         # Outputs whose kernels need memory apart from that of the inputs until they are done.

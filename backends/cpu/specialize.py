@@ -22,7 +22,7 @@ from ...graph.dtypes import from_numpy
 from ...graph.lowerings.rules import deciding_operands
 from ...graph.module import Function, FunctionKey, Module
 from ...graph.types import TensorType
-from .forks import renew_after_fork
+from ..forks import renew_after_fork
 
 if TYPE_CHECKING:
     from .planner import Shared

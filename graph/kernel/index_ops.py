@@ -14,6 +14,7 @@ import numpy as np
 
 from .. import opdef
 from ..opdef import AttributeSpec, Trait, op
+from ..ops.numeric import running
 from ..ops.resize_numeric import resized
 from .kernel_base import KernelOp, Known, checked_axis
 
@@ -246,14 +247,9 @@ class Scan(KernelOp):
         return [shapes[0]]
 
     def evaluate(self, op: Operation, *operands: Any) -> Any:
-        x, axis = operands[0], int(np.reshape(operands[1], -1)[0])
-        run = np.cumsum if op.attr("kind") == "sum" else np.cumprod
-        x = np.flip(x, axis) if op.attr("reverse") else x
-        result = np.asarray(run(x, axis=axis, dtype=x.dtype))
-        if op.attr("exclusive") and x.shape[axis]:
-            first = np.full_like(np.take(x, [0], axis), 0 if op.attr("kind") == "sum" else 1)
-            result = np.concatenate([first, np.delete(result, -1, axis)], axis)
-        return np.flip(result, axis).copy() if op.attr("reverse") else result
+        combine = np.add if op.attr("kind") == "sum" else np.multiply
+        flags = (bool(op.attr(name)) for name in ("exclusive", "reverse"))
+        return running(combine, operands[0], int(np.reshape(operands[1], -1)[0]), *flags)
 
 
 @op("sort", domain="kernel")

@@ -9,12 +9,12 @@ whole program would. (Concolic execution: Godefroid, Klarlund, Sen, "DART", PLDI
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..diagnostics import TilewrightError
 
-_COMMUTATIVE = (operator.add, operator.mul, operator.eq, operator.ne)
+_COMMUTATIVE = frozenset((operator.add, operator.mul, operator.eq, operator.ne))
 
 
 class UntraceableError(Exception):
@@ -172,6 +172,11 @@ class Number:
 
     def __rmod__(self, other: Any) -> Number:
         return self.trace.apply(operator.mod, other, self)
+
+
+def is_traced(numbers: Iterable[Any]) -> bool:
+    """Whether a `Number` is among them."""
+    return any(isinstance(number, Number) for number in numbers)
 
 
 def apply(function: Callable[..., Any], *operands: Any) -> Any:

@@ -128,6 +128,16 @@ def summable(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32) if dtype.is_float and dtype.bits < 32 else x
 
 
+def running(combine: np.ufunc, x: np.ndarray, axis: int, exclusive: bool, reverse: bool) -> np.ndarray:
+    """Element i combines those up to i along an axis: without itself if `exclusive`, from the end if `reverse`."""
+    given = np.flip(x, axis) if reverse else x
+    found = np.asarray(combine.accumulate(given, axis, given.dtype))
+    if exclusive:
+        found = np.roll(found, 1, axis)
+        np.moveaxis(found, axis, 0)[:1] = combine.identity
+    return np.flip(found, axis).copy() if reverse else found
+
+
 # ---- reductions: functions of the operand, the axes, and whether these stay as dims of 1 -----------------------------
 
 

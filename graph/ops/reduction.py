@@ -33,7 +33,7 @@ from .common import (
     times,
     unknown_dims,
 )
-from .numeric import REDUCING
+from .numeric import REDUCING, running
 
 if TYPE_CHECKING:
     from ..core import Operation
@@ -175,13 +175,8 @@ class RunningReduction(SameShape):
     combine: ClassVar[Any] = np.add
 
     def evaluate(self, op: Operation, x: Any, axis: Any) -> Any:
-        along = int(axis.reshape(()))
-        given = np.flip(x, along) if op.attr("reverse", 0) else x
-        found = self.combine.accumulate(given, along, given.dtype)
-        if op.attr("exclusive", 0):
-            found = np.roll(found, 1, along)
-            np.moveaxis(found, along, 0)[:1] = self.combine.identity
-        return np.flip(found, along) if op.attr("reverse", 0) else found
+        flags = (bool(op.attr(name, 0)) for name in ("exclusive", "reverse"))
+        return running(self.combine, x, int(axis.reshape(())), *flags)
 
 
 @op("CumSum")

@@ -7,6 +7,7 @@ not there in the child, which makes its own.
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import Any, Protocol
 
@@ -16,6 +17,12 @@ class Renewable(Protocol):
 
     def renew(self) -> None:
         """In a forked child: have new locks, and wait for no thread of the parent's."""
+
+
+def hold_while_forking(lock: threading.Lock) -> None:
+    """Wait for what a lock guards to end before this process is forked, so that no child finds it half done."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
