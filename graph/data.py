@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import mmap
 import os
 import threading
@@ -232,11 +233,18 @@ class ComputedData(TensorData):
     after `release`. `computed` and `derived` make one where that pays."""
 
     def __init__(
-        self, compute: Callable[[], np.ndarray], sources: Sequence[TensorData], array: np.ndarray, dtype: DType
+        self,
+        compute: Callable[[], np.ndarray],
+        sources: Sequence[TensorData],
+        dtype: DType,
+        shape: tuple[int, ...],
+        array: np.ndarray | None = None,
     ) -> None:
-        self.dtype, self.shape = dtype, tuple(array.shape)
-        self._compute, self._sources = compute, tuple(sources)
-        self._array: np.ndarray | None = self._settled(array)
+        """`array` is what `compute` gives, if that is known already."""
+        self.dtype, self.shape = dtype, shape
+        self._compute, self.sources = compute, tuple(sources)
+        self._used: Callable[[], np.ndarray | None] = _nobody
+        self._array = None if array is None else self._settled(array)
 
     def numpy(self) -> np.ndarray:
         # Somebody may still use the array that was released here.
@@ -249,7 +257,7 @@ class ComputedData(TensorData):
     def _settled(self, array: np.ndarray) -> np.ndarray:
         settled = np.asarray(array, dtype=self.dtype.numpy, order="C").view()
         settled.flags.writeable = False
-        self._used: Callable[[], np.ndarray | None] = weakref.ref(settled)
+        self._used = weakref.ref(settled)
         self._release_sources()
         return settled
 
@@ -261,12 +269,12 @@ class ComputedData(TensorData):
         self._release_sources()  # whose pages the array may be a view of
 
     def _release_sources(self) -> None:
-        for source in self._sources:
+        for source in self.sources:
             source.release()
 
     @property
     def held_bytes(self) -> int:
-        return sum(source.held_bytes for source in self._sources)
+        return sum(source.held_bytes for source in self.sources)
 
 
 MISSING_WEIGHTS = (
@@ -370,19 +378,42 @@ def computed(
     Its memory can be given back if it is large and the sources, which then stay, are in a file for the most part.
     """
     data = ArrayData(array, dtype)
-    is_worth_it = array.nbytes >= _MIN_COMPUTED_BYTES and data.dtype is not string
-    if not is_worth_it or 2 * sum(source.held_bytes for source in sources) > array.nbytes:
+    if not _can_be_released(data.dtype, array.nbytes, sources):
         return data
-    return ComputedData(compute, sources, array, data.dtype)
+    return ComputedData(compute, sources, data.dtype, data.shape, array)
 
 
-def derived(function: Callable[..., np.ndarray], *sources: TensorData, dtype: DType | None = None) -> TensorData:
-    """The constant that `function` makes of the elements of `sources`; a large one can be computed again."""
+def derived(
+    function: Callable[..., np.ndarray],
+    *sources: TensorData,
+    dtype: DType | None = None,
+    shape: tuple[int, ...] | None = None,
+) -> TensorData:
+    """The constant that `function` makes of the elements of `sources`; a large one can be computed again.
+
+    Where its dtype and shape are given, it is not computed before somebody reads it.
+    """
 
     def compute() -> np.ndarray:
         return function(*(source.numpy() for source in sources))
 
+    if (
+        dtype is not None
+        and shape is not None
+        and _can_be_released(dtype, math.prod(shape) * dtype.numpy.itemsize, sources)
+    ):
+        return ComputedData(compute, sources, dtype, shape)
     return computed(compute, sources, compute(), dtype)
+
+
+def _can_be_released(dtype: DType, size: int, sources: Sequence[TensorData]) -> bool:
+    """Whether a constant of `size` bytes is better computed again than kept."""
+    is_worth_it = size >= _MIN_COMPUTED_BYTES and dtype is not string
+    return is_worth_it and 2 * sum(source.held_bytes for source in sources) <= size
+
+
+def _nobody() -> None:
+    """A reference to no array."""
 
 
 def as_data(value: object, dtype: DType | None = None) -> TensorData:

@@ -129,7 +129,9 @@ class Linear:
         return b.create(op.definition, [x, weight, bias], attributes).result
 
     def _change(self, function: Callable[[np.ndarray], np.ndarray]) -> None:
-        self.data, self.changed = derived(function, self.data, dtype=self.data.dtype), True
+        """`function` keeps the shape."""
+        self.data = derived(function, self.data, dtype=self.data.dtype, shape=self.data.shape)
+        self.changed = True
 
     def _along_outputs(self, scale: np.ndarray) -> np.ndarray:
         """`scale` shaped so that it multiplies the output channels of `weight`."""

@@ -14,7 +14,7 @@
             ...
             return changed
 
-Most passes are a set of rules: `RulePass` needs only the tuple `rules`.
+Most passes are a set of rules: `RulePass` needs only the tuple `rules`. One without options needs no decorator.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ functions compiled may differ from that in the last bit of floats on the way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -111,7 +110,6 @@ def _is_number(value: Value) -> bool:
     return data is not None and all(size == 1 for size in data.shape)
 
 
-@dataclass(frozen=True)
 class ByteTables(RulePass):
     """Look functions of one byte up in tables."""
 

@@ -199,7 +199,10 @@ class _Rewrite:
             # A constant with fewer axes gets the leading ones that broadcasting would give it.
             shape = (1,) * (len(self.island.perm) - len(data.shape)) + data.shape
             perm = inverse(self.island.perm)
-            plain = derived(lambda array: array.reshape(shape).transpose(perm), data, dtype=data.dtype)
+            plain = derived(
+                lambda array: array.reshape(shape).transpose(perm), data,
+                dtype=data.dtype, shape=tuple(shape[axis] for axis in perm),
+            )  # fmt: skip
             self.plain[value] = self.rewriter.before(user).const(plain)
         elif _rank(value) == len(self.island.perm):
             b = self.rewriter.before(user)
@@ -237,7 +240,6 @@ class _Rewrite:
             self.rewriter.set_attribute(use.user, "perm", merged)
 
 
-@dataclass(frozen=True)
 class CancelTransposes(Pass):
     """Move transposes through operations that do not care, where they cancel."""
 

@@ -382,7 +382,6 @@ def _has_known_rows(border: Border) -> bool:
     )
 
 
-@dataclass(frozen=True)
 class CollapseBatch(Pass):
     """Compute on matrices instead of tensors with batch dims, where that saves operations."""
 

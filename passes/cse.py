@@ -12,7 +12,6 @@ their bits up to 4 KB; sharing equal weights is left to `share-initializers`.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..graph.core import Block, Operation
@@ -34,7 +33,6 @@ class _Scope(NamedTuple):
     outer: _Scope | None
 
 
-@dataclass(frozen=True)
 class CommonSubexpressions(Pass):
     """Of operations that compute the same, keep the first."""
 

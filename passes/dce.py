@@ -11,7 +11,6 @@ calls of a model-local function without effects.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..graph.core import Operation
@@ -52,7 +51,6 @@ def _is_free_of_effects(op: Operation) -> bool:
     return definition.is_known and Trait.EFFECT not in definition.traits and not definition.is_terminator
 
 
-@dataclass(frozen=True)
 class DeadCode(Pass):
     """Drop operations whose results nobody uses."""
 

@@ -10,8 +10,6 @@ What is made of an expanded constant and of numbers is computed before that is e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
 from ..graph.diagnostics import TypeInferenceError
@@ -102,7 +100,6 @@ def _broadcast(m: Match, shapes: list[tuple[Dim, ...] | None]) -> tuple[Dim, ...
         return None
 
 
-@dataclass(frozen=True)
 class DropExpands(RulePass):
     """Leave broadcasting to the operation that broadcasts anyway."""
 

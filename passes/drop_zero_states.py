@@ -11,8 +11,6 @@ Invariant: every element is shown to be +0.0; the zeros may be expanded, cut and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..graph.builder import OpBuilder
@@ -80,7 +78,6 @@ def _holds_zeros(data: TensorData) -> bool:
     )
 
 
-@dataclass(frozen=True)
 class DropZeroStates(RulePass):
     """Leave out initial states of zeros."""
 

@@ -12,8 +12,6 @@ Invariant: the zeros do not widen the result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..graph.builder import OpBuilder
 from ..graph.core import Value
 from ..graph.opdef import Trait
@@ -43,7 +41,6 @@ class ZeroTerm(Rule):
         return x
 
 
-@dataclass(frozen=True)
 class DropZeroTerms(RulePass):
     """Drop additions of zeros."""
 

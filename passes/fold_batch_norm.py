@@ -14,8 +14,6 @@ of their type. Rounding differs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..graph.builder import OpBuilder
@@ -117,7 +115,6 @@ def is_unpadded(op: Operation) -> bool:
     return automatic == "VALID" or (automatic == "NOTSET" and not any(op.attr("pads") or ()))
 
 
-@dataclass(frozen=True)
 class FoldBatchNorm(RulePass):
     """Fold batch normalizations into the linear operators before or after them."""
 

@@ -11,7 +11,6 @@ broadcasts to the product without widening it. Rounding may differ.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -226,7 +225,6 @@ def _gemm(b: OpBuilder, operands: Sequence[Value | None], attributes: Mapping[st
     return b.create("gemm", list(operands), kept).result
 
 
-@dataclass(frozen=True)
 class FoldIntoGemm(RulePass):
     """Fold transposes, factors and differences into Gemm."""
 

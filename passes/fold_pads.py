@@ -11,8 +11,6 @@ Invariant: only spatial axes are padded, by constant, non-negative amounts, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..graph.builder import OpBuilder
@@ -108,7 +106,6 @@ def _spatial_pads(m: Match, pad: Operation) -> tuple[int, ...] | Mismatch:
     return tuple(int(amount) for amount in full[:, 2:].ravel())
 
 
-@dataclass(frozen=True)
 class FoldPads(RulePass):
     """Fold Pad into the convolution or pool after it."""
 

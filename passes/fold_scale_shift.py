@@ -9,8 +9,6 @@ shape; the linear operator and its weight have no other users. Rounding differs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..graph.builder import OpBuilder
@@ -140,7 +138,7 @@ def scale_constants(m: Match, targets: list[tuple[Operation, int]], factor: floa
     for op, index in targets:
         data = m.data(op.operands[index])
         assert data is not None
-        changed = derived(lambda weight: scaled(weight, factor), data, dtype=data.dtype)
+        changed = derived(lambda weight: scaled(weight, factor), data, dtype=data.dtype, shape=data.shape)
         weight = m.rewriter.before(op).const(changed)
         m.rewriter.set_operand(op, index, weight)
 
@@ -186,7 +184,6 @@ def _read(m: Match) -> tuple[Linear, np.ndarray] | Mismatch:
     return values if isinstance(values, Mismatch) else (linear, values)
 
 
-@dataclass(frozen=True)
 class FoldScaleShift(RulePass):
     """Fold multiplications and additions by constants into the linear operators before them."""
 

@@ -13,7 +13,6 @@ a parameter and its averages reads and writes each of them once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +38,6 @@ MAX_OPERANDS = 12
 CHEAP = 3
 
 
-@dataclass(frozen=True)
 class FuseKernels(Pass):
     """Put maps into the kernels before and after them."""
 

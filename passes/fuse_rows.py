@@ -39,7 +39,6 @@ REPEATED = 8
 LONGEST = 1 << 15
 
 
-@dataclass(frozen=True)
 class FuseRows(Pass):
     """Make one kernel of a map and the totals of rows that it reads."""
 

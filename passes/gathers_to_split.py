@@ -147,7 +147,6 @@ def _followed(m: Match, steps: list[Operation], axes: list[int]) -> list[int] | 
     return axes
 
 
-@dataclass(frozen=True)
 class GathersToSplitPass(RulePass):
     """Take the parts of a packed tensor by one Split."""
 

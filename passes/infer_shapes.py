@@ -16,7 +16,6 @@ Invariant: only types change. A declared type that cannot be right is corrected,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..graph import dtypes, types
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 MAX_LOOP_ROUNDS = 16
 
 
-@dataclass(frozen=True)
 class InferShapes(Pass):
     """Give every value the most precise type that follows from its operands."""
 

@@ -19,7 +19,6 @@ side of the middle between integers. All other rewrites are bit-exact.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -329,7 +328,6 @@ class DequantizedConstant(Rule):
         return b.const(np.asarray(m.root.definition.evaluate(m.root, *operands)), m.dtype(m.value))
 
 
-@dataclass(frozen=True)
 class IntegerProducts(RulePass):
     """Compute with the integers of quantized tensors."""
 

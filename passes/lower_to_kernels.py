@@ -12,7 +12,6 @@ have. The latter run as host steps.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..graph.builder import OpBuilder
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from .context import PassContext
 
 
-@dataclass(frozen=True)
 class LowerToKernels(Pass):
     """Say in kernels what operations of ONNX say."""
 

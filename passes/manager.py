@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from ..graph.collector import paused_collector
 from ..graph.diagnostics import PassError, TilewrightError, UsageError, VerifyError
 from ..graph.module import Module
 from . import options as option_text
@@ -87,6 +88,7 @@ class PassManager:
         """All passes in order, those of repeats once."""
         return list(_flatten(self.steps))
 
+    @paused_collector()
     def run(self, module: Module, context: PassContext | None = None) -> PipelineReport:
         """Rewrite `module` in place.
 

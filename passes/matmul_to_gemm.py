@@ -9,8 +9,6 @@ Invariant: both factors are matrices, and the addend broadcasts to the product w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..graph.builder import OpBuilder
 from ..graph.core import Value
 from ..graph.dims import prove_equal
@@ -73,7 +71,6 @@ def broadcasts_into(m: Match, value: Value, target: Value) -> bool:
     return all(have == 1 or prove_equal(have, want) is True for have, want in zip(shape, aligned, strict=True))
 
 
-@dataclass(frozen=True)
 class MatMulToGemm(RulePass):
     """Turn matrix products with an addition into Gemm."""
 

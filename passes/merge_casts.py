@@ -9,8 +9,6 @@ bool is not f32 to bool: 0.2 is true, but its integer part is not.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..graph import dtypes
 from ..graph.builder import OpBuilder
 from ..graph.core import Value
@@ -73,7 +71,6 @@ class SkipLosslessCast(Rule):
         return result
 
 
-@dataclass(frozen=True)
 class MergeCasts(RulePass):
     """Of casts in a row, keep what matters."""
 

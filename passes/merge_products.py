@@ -12,7 +12,6 @@ in float64 and rounded once; results are summed in another order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -206,7 +205,6 @@ def _product(b: OpBuilder, m: Match, factor: Factor) -> Value | Mismatch:
     return b.create("gemm", [factor.x, weight, b.const(factor.bias.astype(dtype.numpy), dtype)]).result
 
 
-@dataclass(frozen=True)
 class MergeProducts(RulePass):
     """Multiply or add constant factors of matrix products beforehand."""
 

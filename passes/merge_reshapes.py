@@ -15,7 +15,6 @@ Invariant: 0 and -1 are always resolved relative to the operand that they will a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -140,7 +139,6 @@ def _target_through(m: Match, inner: Operation) -> list[int] | None:
     return reshape_target(shape, dims, open_positions)
 
 
-@dataclass(frozen=True)
 class MergeReshapes(RulePass):
     """One Reshape in place of several, and constant targets in place of computed ones."""
 

@@ -162,10 +162,13 @@ def _merged(b: OpBuilder, siblings: list[Sibling]) -> list[Value]:
 
 
 def _joined(b: OpBuilder, siblings: list[Sibling], operand: int, axis: int) -> Value:
-    parts = [_constant(sibling.op.operands[operand]) for sibling in siblings]
+    found = [_constant(sibling.op.operands[operand]) for sibling in siblings]
+    parts = [part for part in found if part is not None]
+    shapes = [(part.elements,) if axis == -1 else part.shape for part in parts]
 
     def join(*arrays: np.ndarray) -> np.ndarray:
-        return np.concatenate([array.reshape(-1) if axis == -1 else array for array in arrays], axis)
+        return np.concatenate([array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True)], axis)
 
-    assert parts[0] is not None
-    return b.const(derived(join, *(part for part in parts if part is not None), dtype=parts[0].dtype))
+    joined = list(shapes[0])
+    joined[axis] = sum(shape[axis] for shape in shapes)
+    return b.const(derived(join, *parts, dtype=parts[0].dtype, shape=tuple(joined)))

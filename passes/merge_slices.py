@@ -10,7 +10,6 @@ not known, nothing is merged.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -187,7 +186,6 @@ def _sizes(m: Match) -> Sequence[Dim] | None:
     return sizes if len(sizes) == len(shapes) and all(isinstance(size, int) for size in sizes) else None
 
 
-@dataclass(frozen=True)
 class MergeSlices(RulePass):
     """Slice of Slice, Concat of Concat, and Split that Concat undoes."""
 

@@ -8,8 +8,6 @@ Invariant: the axes are the same ones, counted in the same tensor.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..graph.builder import OpBuilder
@@ -83,7 +81,6 @@ class KeepGatheredAxis(OpRule):
         return result
 
 
-@dataclass(frozen=True)
 class MergeSqueezes(RulePass):
     """Let an operation keep or drop an axis itself, without an Unsqueeze or Squeeze after it."""
 

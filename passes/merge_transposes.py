@@ -8,8 +8,6 @@ Invariant: axis i of the result is axis inner[outer[i]] of the operand (numpy's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..graph.builder import OpBuilder
 from ..graph.core import Value
 from .base import RulePass
@@ -42,7 +40,6 @@ class TransposeOfTranspose(Rule):
         return None if first is None or second is None else tuple(first[axis] for axis in second)
 
 
-@dataclass(frozen=True)
 class MergeTransposes(RulePass):
     """Merge transposes in a row."""
 

@@ -10,8 +10,6 @@ result. A dim name that merely repeats in the file proves nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..graph.builder import OpBuilder
@@ -190,7 +188,6 @@ def _sequence_element(m: Match) -> Value | None:
     return made.operands[index[0]]
 
 
-@dataclass(frozen=True)
 class NoOps(RulePass):
     """Drop operations that give back their operand as it is."""
 

@@ -12,7 +12,6 @@ Invariant: bounds are numbers that add no dims and that an attribute of type f32
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -117,7 +116,6 @@ def _number(m: Match, value: Value | None, x: Value | None) -> float | None:
     return float(number) if is_kept else None
 
 
-@dataclass(frozen=True)
 class RecomposeClip(RulePass):
     """Recompose Clip from Max, Min, Relu and other Clips."""
 

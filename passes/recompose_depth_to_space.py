@@ -13,7 +13,6 @@ Invariant: the shapes in the middle and at the end are exactly those of the oper
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..graph.builder import OpBuilder
@@ -91,7 +90,6 @@ def _form(m: Match) -> tuple[_Form, int] | Mismatch:
     return m.fail("it moves no blocks between space and channels", m.middle)
 
 
-@dataclass(frozen=True)
 class RecomposeDepthToSpace(RulePass):
     """Recompose DepthToSpace and SpaceToDepth."""
 

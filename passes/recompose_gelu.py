@@ -17,7 +17,6 @@ formula says within the precision of x's type.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ..graph.builder import OpBuilder
@@ -127,7 +126,6 @@ def _text(found: Polynomial) -> str:
     return " + ".join(terms) or "0"
 
 
-@dataclass(frozen=True)
 class RecomposeGelu(RulePass):
     """Recompose Gelu, exact or approximated by tanh."""
 

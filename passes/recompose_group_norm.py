@@ -16,8 +16,6 @@ first reshape only splits the channels, the second gives the old shape back; sca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..graph.builder import OpBuilder
@@ -162,7 +160,6 @@ class Group(Rule):
         return b.create("group_normalization", [m.x, scale, bias], facts).result
 
 
-@dataclass(frozen=True)
 class RecomposeGroupNorm(RulePass):
     """Recompose InstanceNormalization and GroupNormalization."""
 

@@ -13,8 +13,6 @@ Invariant: x is f32 or f16 (no runtime has kernels for more); constants are numb
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..graph.builder import OpBuilder
 from ..graph.core import Value
 from .base import RulePass
@@ -145,7 +143,6 @@ class HardSwish(Rule):
         return result
 
 
-@dataclass(frozen=True)
 class RecomposeHardSwish(RulePass):
     """Recompose HardSigmoid and HardSwish."""
 

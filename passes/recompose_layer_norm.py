@@ -17,7 +17,6 @@ for more dims would widen the result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -258,7 +257,6 @@ def _fitted(b: OpBuilder, m: Match, value: Value, count: int) -> Value:
     return b.const(data.numpy().reshape(data.shape[len(shape) - count :]), data.dtype)
 
 
-@dataclass(frozen=True)
 class RecomposeLayerNorm(RulePass):
     """Recompose LayerNormalization and RMSNormalization."""
 

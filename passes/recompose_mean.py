@@ -11,8 +11,6 @@ Invariant: the last shape is that of the operand without the reduced axes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..graph.builder import OpBuilder
 from ..graph.core import Operation, Value
 from .base import RulePass
@@ -72,7 +70,6 @@ def _axes(m: Match) -> list[int] | Mismatch:
     return normalized(axes, len(shape)) if axes else m.fail("the axes are not known", m.root)
 
 
-@dataclass(frozen=True)
 class RecomposeMean(RulePass):
     """Recompose reductions that drop their axes, from pools too."""
 

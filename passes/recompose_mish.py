@@ -12,8 +12,6 @@ Invariant: x is f32 or f16; constants are numbers that add no dims.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..graph.builder import OpBuilder
 from ..graph.core import Value
 from .base import RulePass
@@ -43,7 +41,6 @@ class Mish(Rule):
         return result
 
 
-@dataclass(frozen=True)
 class RecomposeMish(RulePass):
     """Recompose Mish."""
 

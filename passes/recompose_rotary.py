@@ -19,7 +19,6 @@ through what computes them. Where their batch and length are not shown to be tho
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from ..graph.builder import OpBuilder
@@ -264,7 +263,6 @@ class RotateFirstPart(Rule):
         return b.create("rotary_embedding", [source_of(m.x), m.cos, m.sin], attributes).result
 
 
-@dataclass(frozen=True)
 class RecomposeRotary(RulePass):
     """Recompose RotaryEmbedding, of halves and of neighbours."""
 

@@ -15,8 +15,6 @@ where Softmax does not, so only the form with it is exact.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..graph.builder import OpBuilder
 from ..graph.core import Value
 from .base import RulePass
@@ -142,7 +140,6 @@ class LogOfSoftmax(Rule):
         return b.create("log_softmax", [m.x], {"axis": m.axis}).result
 
 
-@dataclass(frozen=True)
 class RecomposeSoftmax(RulePass):
     """Recompose Softmax and LogSoftmax."""
 

@@ -13,8 +13,6 @@ attribute is stored; both operands of SwiGLU have shapes that are shown to be eq
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..graph.builder import OpBuilder
@@ -108,7 +106,6 @@ class SwiGLU(Rule):
         return b.create("swiglu", [m.gate, m.linear], {} if m.alpha == 1.0 else {"alpha": m.alpha}).result
 
 
-@dataclass(frozen=True)
 class RecomposeSwish(RulePass):
     """Recompose Sigmoid, Swish (SiLU, quick GELU) and SwiGLU."""
 

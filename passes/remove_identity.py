@@ -8,8 +8,6 @@ Invariant: a value that the graph returns keeps its declared output name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..graph.builder import OpBuilder
 from ..graph.core import Value
 from .base import RulePass
@@ -31,7 +29,6 @@ class IdentityToInput(Rule):
         return x
 
 
-@dataclass(frozen=True)
 class RemoveIdentity(RulePass):
     """Drop operations that give their operand back."""
 

@@ -1,7 +1,7 @@
 """share-initializers: keep one of several constants that are equal bit for bit. Takes and leaves any level.
 
-Constants are told apart by dtype, shape and a sample of their bytes first, so that the weights of a large model are
-read in full only where two of them may really be equal.
+Constants are told apart by dtype, shape and a sample of their bytes first (of what they follow from, if they are
+computed), so that the weights of a large model are read in full only where two of them may really be equal.
 
 Invariant: dtype, shape and every bit agree (0.0 and -0.0 differ). A constant in a region may give way to one of a block
 around it. Constants that an old form of an operator held as an attribute stay with that operator.
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..graph.core import Block, Operation
-from ..graph.data import SparseData, TensorData, UnresolvedData
+from ..graph.data import ComputedData, SparseData, TensorData, UnresolvedData
 from .base import Pass
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ class _Scope:
     seen: dict[Hashable, list[Operation]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
 class ShareInitializers(Pass):
     """Keep one of several constants that are equal bit for bit."""
 
@@ -88,9 +87,11 @@ def _find(scope: _Scope, key: Hashable, data: TensorData) -> Operation | None:
 
 
 def _sample(data: TensorData) -> Hashable:
-    """Equal for equal constants; cheap."""
+    """Equal for constants that are equal and have been made alike; cheap."""
     if isinstance(data, UnresolvedData):
         return (id(data.dtype), data.shape, data.sha256)
+    if isinstance(data, ComputedData):  # not computed for this
+        return (id(data.dtype), data.shape, *map(_sample, data.sources))
     if isinstance(data, SparseData) or data.dtype.kind == "string":
         return (id(data.dtype), data.shape)
     raw = data.raw()

@@ -42,7 +42,6 @@ _REGIONS = {
 _SAME = frozenset({"add", "sub", "mul", "div", "maximum", "minimum"})
 
 
-@dataclass(frozen=True)
 class ShareKernels(Pass):
     """Make numbers in which small kernels differ operands, so that one kernel does for all of them."""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -197,7 +196,6 @@ def _same_extremum(m: Match, value: Value | None) -> Operation | None:
     return inner if inner is not None and inner.results[0].use_count == 1 else None
 
 
-@dataclass(frozen=True)
 class SimplifyArithmetic(RulePass):
     """Drop arithmetic that changes nothing, and merge what is done twice."""
 

@@ -14,7 +14,6 @@ Invariant: what the If returned does not change; nothing that may differ from ru
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from .context import PassContext
 
 
-@dataclass(frozen=True)
 class SimplifyIf(Pass):
     """Take the branch that is known to be taken."""
 

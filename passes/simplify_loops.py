@@ -14,7 +14,6 @@ Invariant: the body still runs as often, and effects in it stay.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..graph.core import Block, Operation, Value
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from .context import PassContext
 
 
-@dataclass(frozen=True)
 class SimplifyLoops(Pass):
     """Drop what a Loop or Scan carries in vain, and what nobody reads."""
 

@@ -42,7 +42,6 @@ class _Scope:
     shapes: list[Operation] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
 class SimplifyShapes(Pass):
     """Compute each shape once, and read it off a tensor directly."""
 

@@ -97,4 +97,4 @@ def _number(planner: Planner, op: Operation, index: int, default: float, dtype: 
     if value is not None and _is_given(planner, op, index):
         return planner.view(value)
     key = ("number", default, dtype)
-    return planner.constant(planner.shared.kept(key, lambda: np.array(default, dtype.numpy)), dtype)
+    return planner.constant(planner.shared.weights.kept(key, lambda: np.array(default, dtype.numpy)), dtype)

@@ -26,7 +26,7 @@ from .kernels.gemm import (
     waits_in_place,
     work_units,
 )
-from .kernels.pack import packed_panels
+from .kernels.pack import fill_panels, panels_shape
 from .kernels.tile import Epilogue, EpilogueOperand
 from .plan_dot import dots, plan_dot
 from .plan_map import finishing
@@ -244,12 +244,17 @@ def _packed(planner: Planner, product: Product, tiling: Tiling) -> View | None:
     view = product.b
     if product.weight is None or view.layout.rank > 3:
         return None
-    array, layout = view.storage.array, view.layout
-    assert array is not None
+    storage, layout, columns = view.storage, view.layout, tiling.columns
     if layout.rank == 3 and layout.strides[0] == 0:  # one matrix for a whole stack
         layout = Strided(layout.shape[1:], layout.strides[1:], layout.offset)
-    key = ("panels", product.weight, layout, tiling.columns)
-    panels = planner.shared.kept(key, lambda: packed_panels(_matrix(array, layout), tiling.columns))
+    shape = panels_shape(layout.shape, columns)
+
+    def fill(panels: np.ndarray) -> None:
+        assert storage.array is not None
+        fill_panels(panels.reshape(shape), _matrix(storage.array, layout), layout.rank - 2)
+
+    key = ("panels", product.weight, layout, columns)
+    panels = planner.shared.weights.filled(key, math.prod(shape), view.dtype.numpy, fill)
     return planner.constant(panels, view.dtype)
 
 

@@ -273,7 +273,7 @@ def _filters(planner: Planner, weight: Value, groups: int) -> tuple[View, tuple[
         array = w.storage.array
         assert array is not None
         layout = w.layout
-        by_tap = planner.shared.kept(
+        by_tap = planner.shared.weights.kept(
             ("filters by tap", constant, layout),
             lambda: np.ascontiguousarray(take(array.reshape(-1), layout).transpose(0, 2, 3, 1)),
         )
@@ -400,7 +400,7 @@ def _with_zeros(
         if array is not None and not kernel.has_row_sums:
             assert factors.weight is not None
             key = (*factors.weight, "terms", kernel.a.name, number, right.sums.shape)
-            terms = planner.shared.kept(key, lambda: column_terms(array, kernel.a, number))
+            terms = planner.shared.weights.kept(key, lambda: column_terms(array, kernel.a, number))
             return replace(kernel, a_zero="sums"), planner.constant(terms, i32), given
     given.setdefault("border", 0)
     given["a_zero"] = planner.buffer(a_zero.view)
@@ -424,8 +424,8 @@ def _right(planner: Planner, factors: Factors, columns: int, unit: bool) -> _Rig
         if centred.size and centred.min() >= -128 and centred.max() <= 127:  # the zero point can be taken off here
             elements, dtype, zero = centred.astype(np.int8), i8, None
     key = (*factors.weight, "packed", columns, unit, dtype.name)
-    words = planner.shared.kept(key, lambda: packed_bytes(elements, columns, unit)[0])
-    sums = planner.shared.kept((*key, "sums"), lambda: packed_bytes(elements, columns, unit)[1])
+    words = planner.shared.weights.kept(key, lambda: packed_bytes(elements, columns, unit)[0])
+    sums = planner.shared.weights.kept((*key, "sums"), lambda: packed_bytes(elements, columns, unit)[1])
     groups = elements.shape[0] if elements.ndim == 3 else 1
     batch = (words.size // groups, sums.size // groups) if elements.ndim == 3 else (0, 0)
     return _Right(planner.constant(words, i32), planner.constant(sums, i32), batch, dtype, zero)

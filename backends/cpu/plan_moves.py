@@ -82,7 +82,7 @@ def plan_pad(planner: Planner, op: Operation) -> None:
     result = planner.new(op.result, order_of(planner, op.operand_values[:1], x.shape))
     value = op.input(2)
     zero = planner.constant(
-        planner.shared.kept(("zero", result.dtype), lambda: np.zeros((), result.dtype.numpy)), result.dtype
+        planner.shared.weights.kept(("zero", result.dtype), lambda: np.zeros((), result.dtype.numpy)), result.dtype
     )
     number = zero if value is None else planner.view(value)
     one = number.seen(Strided((), (), number.layout.offset)).broadcast((1,) * x.layout.rank)

@@ -43,7 +43,7 @@ def plan_recurrent(planner: Planner, op: Operation) -> None:
     batch = views["inputs"].shape[2]
     if kind == "gru" and op.attr("option") and "bias" not in views:
         shape = (views["r"].shape[0], hidden)
-        zeros = planner.shared.kept(("zeros", shape), lambda: np.zeros(shape, np.float32))
+        zeros = planner.shared.weights.kept(("zeros", shape), lambda: np.zeros(shape, np.float32))
         views["bias"] = planner.constant(zeros, results[0].dtype)
     kernel = Recurrent(
         kind, hidden, 1, direction, activations, float(op.attr("clip")) or None, bool(op.attr("option")),
@@ -68,7 +68,7 @@ def plan_recurrent(planner: Planner, op: Operation) -> None:
 def _packed(planner: Planner, weights: Value, r: View, kernel: Recurrent) -> View:
     """The recurrent weights in the kernel's order: made once for all plans if they are constant, else in every run."""
     if data_of(weights) is not None:
-        packed = planner.shared.kept(
+        packed = planner.shared.weights.kept(
             ("recurrent", weights, kernel), lambda: packed_recurrence(kernel, planner.known(weights), planner.machine)
         )
         return planner.constant(packed, r.dtype)

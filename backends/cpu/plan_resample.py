@@ -77,7 +77,7 @@ def _somewhere(matrix: np.ndarray, outside: np.ndarray) -> np.ndarray:
 def _fill(planner: Planner, y: View, outside: dict[int, np.ndarray], value: float) -> None:
     """Put a number where the result is outside: at the beginning and the end of each dim."""
     key = ("filling", y.dtype, value)
-    number = planner.constant(planner.shared.kept(key, lambda: np.array(value).astype(y.dtype.numpy)), y.dtype)
+    number = planner.constant(planner.shared.weights.kept(key, lambda: np.array(value).astype(y.dtype.numpy)), y.dtype)
     for axis, rows in outside.items():
         edges = np.flatnonzero(np.diff(np.concatenate([[False], rows, [False]])))
         for start, end in edges.reshape(-1, 2).tolist():

@@ -32,7 +32,8 @@ from .kernels.conv import (
     conv_cycles,
     conv_tilings,
     conv_units,
-    packed_filters,
+    fill_filters,
+    filter_count,
     panels_outside,
     part_bounds,
 )
@@ -60,7 +61,8 @@ from .kernels.winograd import (
     build_winograd,
     choose_running_winograd,
     choose_winograd,
-    transformed_filters,
+    fill_transformed,
+    transformed_shape,
     winograd_applies,
     winograd_arguments,
     winograd_panel_groups,
@@ -364,9 +366,10 @@ def _convolve_winograd(
 def _transformed(planner: Planner, filters: Filters, conv: Conv, tiling: WinogradTiling) -> View:
     """Winograd's filters: made once for all plans if they are constant, else in every run."""
     if filters.key is not None:
-        transformed = planner.shared.kept(
-            ("winograd", *filters.key, tiling), lambda: transformed_filters(filters.array(), conv, tiling)
-        )
+        transformed = planner.shared.weights.filled(
+            ("winograd", *filters.key, tiling), math.prod(transformed_shape(conv, tiling)), conv.dtype.numpy,
+            lambda packed: fill_transformed(packed, filters.array(), conv, tiling),
+        )  # fmt: skip
         return planner.constant(transformed, conv.dtype)
     w = filters.view
     _, output, channel, *_, down, right = (int(stride) for stride in w.strides)
@@ -567,8 +570,12 @@ def _packed(planner: Planner, filters: Filters, conv: Conv, tiling: ConvTiling) 
     if filters.key is None:
         return _pack_now(planner, filters.view, conv, tiling)
     key = ("filters", *filters.key, conv.window, conv.x.channel == 1, tiling)
-    packed = planner.shared.kept(key, lambda: np.ascontiguousarray(packed_filters(filters.array(), conv, tiling)))
-    return planner.constant(packed, computed_in(conv.dtype))
+    dtype = computed_in(conv.dtype)
+    packed = planner.shared.weights.filled(
+        key, filter_count(conv, tiling), dtype.numpy,
+        lambda packed: fill_filters(packed, filters.array(), conv, tiling),
+    )  # fmt: skip
+    return planner.constant(packed, dtype)
 
 
 def _pack_now(planner: Planner, w: View, conv: Conv, tiling: ConvTiling) -> View:
@@ -608,13 +615,13 @@ def packed_taps_of(
     if filters.key is not None:
         if zero is not None:
             zeros = _elements(planner, zero)
-            found = planner.shared.kept(
+            found = planner.shared.weights.kept(
                 ("taps", *filters.key, tiling, zeros.tobytes()),
                 lambda: packed_taps(_centred(filters.array(), zeros), kernel, tiling),
             )
             return planner.constant(found, kernel.computed)
         key = ("taps", *filters.key, tiling)
-        kept = planner.shared.kept(key, lambda: packed_taps(filters.array(), kernel, tiling))
+        kept = planner.shared.weights.kept(key, lambda: packed_taps(filters.array(), kernel, tiling))
         return planner.constant(kept, computed_in(kernel.dtype))
     w, taps = filters.view, kernel.window.taps
     width = -(-kernel.channels // tiling.lanes) * tiling.lanes

@@ -10,7 +10,7 @@ Each kernel of the level "kernel" has a planner, registered with `@plans("kernel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from ...graph.opdef import Trait
 from ...graph.types import TensorType
 from .kernels.strided import WORK
 from .known_sizes import TracedArray, as_numbers, computed_sizes, require_room, traced_results
+from .weights import Weights
 
 if TYPE_CHECKING:
     from .library import Kernel, KernelLibrary
@@ -179,23 +180,9 @@ class Shared:
 
     library: KernelLibrary
     threads: int
-    packed: dict[Hashable, np.ndarray] = field(default_factory=dict)
+    weights: Weights = field(default_factory=Weights)
     tuner: Tuner | None = None
     arenas: list[tuple[np.ndarray, int]] = field(default_factory=list)
-
-    def kept(self, key: Hashable, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """The array of `key`; `make` makes it when it is first asked for.
-
-        Constants in the key are what it is made from; their own pages are hardly needed after that.
-        """
-        found = self.packed.get(key)
-        if found is None:
-            found = self.packed[key] = make()
-            for part in key if isinstance(key, tuple) else ():
-                data = data_of(part) if isinstance(part, Value) else None
-                if data is not None:
-                    data.release()
-        return found
 
 
 class Planner:

@@ -175,7 +175,7 @@ class Outline:
         """A constant as kernels read it. Small ones leave the file that they lie in: a page of it may be of 2 MB."""
         data = storage.constant
         if isinstance(data, TensorData) and not data.held_bytes and storage.bytes <= _SMALL:
-            copied = self._shared.kept(("copy", data), lambda: data.numpy().copy())
+            copied = self._shared.weights.kept(("copy", data), lambda: data.numpy().copy())
             data.release()
             return copied
         return storage.array

@@ -73,7 +73,9 @@ class Templates:
     def _outline(self, shapes: Sequence[Shape]) -> Outline:
         planner = Planner(self._shared, self._segment, shapes, self._values)
         planner.plan()
-        return Outline(planner)
+        outline = Outline(planner)
+        self._shared.weights.finish()
+        return outline
 
 
 def _varying(segment: Segment, shapes: Sequence[Shape]) -> list[tuple[int, int]]:

@@ -26,8 +26,13 @@ def newest_opsets() -> dict[str, int]:
     newest: dict[str, int] = {}
     for schema in onnx.defs.get_all_schemas():
         newest[schema.domain] = max(newest.get(schema.domain, 1), int(schema.since_version))
-    newest[""] = max(newest[""], int(onnx.defs.onnx_opset_version()))
+    newest[""] = int(onnx.defs.onnx_opset_version())
     return newest
+
+
+def newest_opset(domain: str) -> int | None:
+    """That of one domain, None if it is not ONNX's; of the default one without a look at all operators."""
+    return int(onnx.defs.onnx_opset_version()) if domain == "" else newest_opsets().get(domain)
 
 
 @cache
@@ -124,7 +129,7 @@ class SchemaChecker:
 
     def is_standard(self, domain: str) -> bool:
         """Whether ONNX defines `domain`, so that an operator it does not know there is an error."""
-        return domain in newest_opsets()
+        return newest_opset(domain) is not None
 
     def must_be_standard(self, domain: str, op_type: str) -> bool:
         """Whether an operator of this name that ONNX does not know is an error.
@@ -135,7 +140,7 @@ class SchemaChecker:
 
     def _find(self, domain: str, op_type: str) -> Signature | None:
         version = self.opsets.get(domain)
-        if version is None or domain not in newest_opsets():
+        if version is None or not self.is_standard(domain):
             return None
         try:
             schema = onnx.defs.get_schema(op_type, version, domain)

@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto
 
+from ...graph.collector import paused_collector
 from ...graph.core import Block
 from ...graph.data import MappedFile
 from ...graph.diagnostics import DiagnosticLog, ModelError, UsageError
@@ -18,7 +19,7 @@ from ...graph.module import Function, FunctionKey, Module
 from ...graph.onnx_values import attribute_value
 from ...graph.paths import check_source
 from . import wire
-from .check import newest_opsets
+from .check import newest_opset
 from .context import ImportLog, ReadContext
 from .declared import properties
 from .external import ExternalFiles
@@ -50,6 +51,7 @@ class ModelWarning(UserWarning):
     """What `load` says about a model that is readable but not quite right, if it is given no log."""
 
 
+@paused_collector()
 def load(
     source: str | os.PathLike[str] | bytes | bytearray | memoryview | ModelProto,
     *,
@@ -217,7 +219,7 @@ def _opsets(imports: Iterable[OperatorSetIdProto], whose: str, log: DiagnosticLo
         domain = "" if item.domain == "ai.onnx" else item.domain
         if opsets.get(domain, item.version) != item.version:
             log.error("onnx/opset-twice", f"{whose} imports {domain or 'ai.onnx'} in two versions")
-        newest = newest_opsets().get(domain)
+        newest = newest_opset(domain)
         if newest is not None and item.version > newest:
             log.error(
                 "onnx/opset-unknown",

@@ -18,7 +18,7 @@ from ...graph.data import TensorData
 from ...graph.diagnostics import DiagnosticLog, ExportError, UsageError, require
 from ...graph.module import Function, Module
 from ...graph.paths import check_target
-from .check import newest_opsets
+from .check import newest_opset, newest_opsets
 from .facts import write_facts
 from .forms import Forms
 from .legalize import Tidy, legalized
@@ -188,7 +188,7 @@ def _check_request(module: Module, opsets: Mapping[str, int], target: str) -> No
         raise ExportError(
             "export/level", f"the module is at the level {module.level!r}; only the level 'onnx' can be written"
         )
-    newest = newest_opsets()[""]
+    newest = onnx.defs.onnx_opset_version()
     if not 1 <= opsets.get("", 1) <= newest:
         raise UsageError("usage/opset", f"there is no opset {opsets['']}; ONNX {onnx.__version__} has 1 to {newest}")
 
@@ -227,7 +227,7 @@ def _complete(opsets: Mapping[str, int], used: Iterable[str]) -> dict[str, int]:
     complete = dict(opsets)
     for domain in used:
         if domain not in complete:
-            complete[domain] = DEFAULT_OPSET if domain == "" else newest_opsets().get(domain, 1)
+            complete[domain] = DEFAULT_OPSET if domain == "" else newest_opset(domain) or 1
     return complete
 
 

@@ -12,7 +12,6 @@ rewriting, so this comes first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...graph.clone import ValueMap, clone_operations
@@ -35,7 +34,6 @@ def has_gradient(module: Module) -> bool:
     return any(op.name == NAME for op in module.main.block)
 
 
-@dataclass(frozen=True)
 class ExpandGradient(Pass):
     """Put the backward graph in the place of ONNX's operator Gradient.
 

@@ -72,7 +72,7 @@ def test_a_new_number_of_rows_costs_a_plan_and_no_compilation() -> None:
     executable = compile_cpu(model)
     # Planned ahead for one row and for two: a single row has code of its own.
     assert (executable.report()["compiled"], executable.report()["arena_bytes"]) == (4, 0)
-    assert executable._shared.packed
+    assert list(executable._shared.weights)
     for rows in (2, 3, 14, 15, 64, 1):
         compare(model, {"x": weights(rows, 24)}, executable)
     assert executable.report()["compiled"] == 4

@@ -70,6 +70,26 @@ def test_what_follows_from_a_file_is_computed_again(tmp_path: Path) -> None:
     assert twice.same_as(ArrayData(2 * numbers.T))
 
 
+def test_what_has_a_known_shape_is_computed_when_it_is_read(tmp_path: Path) -> None:
+    numbers = np.arange(1 << 16, dtype=np.float32).reshape(256, 256)
+    path = tmp_path / "numbers"
+    path.write_bytes(numbers.tobytes())
+    stored = MappedData(MappedFile.open(path), 0, numbers.nbytes, f32, numbers.shape)
+    calls: list[int] = []
+
+    def halve(array: np.ndarray) -> np.ndarray:
+        calls.append(1)
+        return array[::2]
+
+    data = derived(halve, stored, dtype=f32, shape=(128, 256))
+    assert (data.shape, data.nbytes, data.held_bytes, calls) == ((128, 256), numbers.nbytes // 2, 0, [])
+    np.testing.assert_array_equal(data.numpy(), numbers[::2])
+    assert calls == [1]
+    held = derived(halve, ArrayData(numbers), dtype=f32, shape=(128, 256))
+    assert isinstance(held, ArrayData)
+    assert calls == [1, 1]
+
+
 def test_what_follows_from_memory_or_is_small_stays(tmp_path: Path) -> None:
     held = ArrayData(np.ones((256, 256), np.float32))
     assert isinstance(derived(lambda array: array + 1, held), ArrayData)

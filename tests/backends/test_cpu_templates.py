@@ -196,10 +196,10 @@ def test_weights_stored_as_bytes_are_packed_once() -> None:
     x_value = weights(5, 40)
     result = executable.run({"x": x_value})["y"]
     np.testing.assert_allclose(result, x_value @ (w * scale), rtol=1e-4, atol=1e-4)
-    packed = [key for key in executable._shared.packed if key[0] == "panels"]
+    packed = [key for key in executable._shared.weights if key[0] == "panels"]
     executable.run({"x": weights(3, 40)})
     assert len(packed) == 1
-    assert [key for key in executable._shared.packed if key[0] == "panels"] == packed
+    assert [key for key in executable._shared.weights if key[0] == "panels"] == packed
 
 
 def test_other_sizes_on_a_stack_do_not_overlap() -> None:

@@ -50,7 +50,7 @@ from .image import (
     share,
     tile_strides,
 )
-from .pack import fill_panels, on_cache_lines, packed_panels
+from .pack import fill_panels, on_cache_lines
 from .tile import THREAD_ROWS, Epilogue, EpilogueOperand, Size, Target, Tile, finishing_body
 
 # Of an image with at most so many tiles, the filters of the next panel are fetched while this one is used.
@@ -229,7 +229,21 @@ def _joined(conv: Conv, tiling: ConvTiling) -> Conv:
 
 
 def packed_filters(w: np.ndarray, conv: Conv, tiling: ConvTiling) -> np.ndarray:
-    """Filters [groups * outputs, channels, *kernel] in the order in which the kernel reads them; flat.
+    """Filters [groups * outputs, channels, *kernel] in the order in which the kernel reads them; flat."""
+    packed = on_cache_lines(filter_count(conv, tiling), computed_in(conv.dtype).numpy)
+    fill_filters(packed, w, conv, tiling)
+    return packed
+
+
+def filter_count(conv: Conv, tiling: ConvTiling) -> int:
+    """Elements of packed filters, with those that fill up the last panel."""
+    # Groups that share a vector fill it.
+    outputs = -(-conv.outputs // tiling.columns) * tiling.columns if tiling.together == 1 else conv.outputs
+    return conv.groups * conv.depth * outputs
+
+
+def fill_filters(packed: np.ndarray, w: np.ndarray, conv: Conv, tiling: ConvTiling) -> None:
+    """Write filters into a flat array of `filter_count` elements.
 
     For each group and panel, part of the channels: taps, channels, columns; of a planar input channels, taps, columns.
     Groups that share a vector lie beside each other: taps, channels of one group, groups, outputs of one.
@@ -238,16 +252,14 @@ def packed_filters(w: np.ndarray, conv: Conv, tiling: ConvTiling) -> np.ndarray:
     filters = w.reshape(shape).astype(computed_in(conv.dtype).numpy, copy=False)
     if tiling.together > 1:
         filters = filters.reshape(-1, tiling.together, *shape[1:]).transpose(0, 4, 3, 1, 2)
-        return packed_panels(filters.reshape(-1, conv.depth, tiling.lanes), tiling.lanes)
-    panels = -(-conv.outputs // tiling.columns)
-    packed = on_cache_lines(conv.groups * panels * conv.depth * tiling.columns, filters.dtype)
-    target = packed.reshape(conv.groups, panels, conv.depth, tiling.columns)
+        packed[...] = filters.reshape(-1)
+        return
+    target = packed.reshape(conv.groups, -1, conv.depth, tiling.columns)
     for first, last in part_bounds(conv, tiling):
         strip = filters[:, :, first:last]
         order = strip.transpose(0, 3, 2, 1) if conv.x.channel == 1 else strip.transpose(0, 2, 3, 1)
         rows = target[:, :, first * conv.window.taps : last * conv.window.taps]
         fill_panels(rows.reshape(*rows.shape[:2], *order.shape[1:3], tiling.columns), order, 1)
-    return packed
 
 
 def part_bounds(conv: Conv, tiling: ConvTiling) -> Iterator[tuple[int, int]]:

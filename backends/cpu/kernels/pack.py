@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -144,12 +145,17 @@ def strip_size(width: int, depth: int, dtype: DType, lanes: int) -> int:
 
 
 def packed_panels(matrix: np.ndarray, columns: int) -> np.ndarray:
-    """A constant B of shape [..., k, n] as panels [..., ceil(n / columns), k, columns], zeros at the edge; flat."""
-    *batch, k, n = matrix.shape
-    shape = *batch, -(-n // columns), k, columns
+    """A constant B of shape [..., k, n] as panels, flat."""
+    shape = panels_shape(matrix.shape, columns)
     packed = on_cache_lines(math.prod(shape), matrix.dtype)
-    fill_panels(packed.reshape(shape), matrix, len(batch))
+    fill_panels(packed.reshape(shape), matrix, matrix.ndim - 2)
     return packed
+
+
+def panels_shape(shape: Sequence[int], columns: int) -> tuple[int, ...]:
+    """[..., ceil(n / columns), k, columns] for B of shape [..., k, n]; what there is of it beyond n are zeros."""
+    *batch, k, n = shape
+    return *batch, -(-n // columns), k, columns
 
 
 def fill_panels(target: np.ndarray, matrix: np.ndarray, batch: int) -> None:

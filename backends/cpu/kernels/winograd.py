@@ -234,10 +234,21 @@ def _sum_step(tiling: WinogradTiling) -> int:
 
 def transformed_filters(w: np.ndarray, conv: Conv, tiling: WinogradTiling) -> np.ndarray:
     """Filters [outputs, channels, 3, 3] transformed: for each panel and element channels, columns; flat."""
-    matrix, columns = _FILTERS[tiling.size], tiling.columns
+    packed = on_cache_lines(math.prod(transformed_shape(conv, tiling)), conv.dtype.numpy)
+    fill_transformed(packed, w, conv, tiling)
+    return packed
+
+
+def transformed_shape(conv: Conv, tiling: WinogradTiling) -> tuple[int, ...]:
+    """[panel, row, column, channel, column of the panel] of transformed filters."""
+    edge = _FILTERS[tiling.size].shape[0]
+    return -(-conv.outputs // tiling.columns), edge, edge, conv.channels, tiling.columns
+
+
+def fill_transformed(packed: np.ndarray, w: np.ndarray, conv: Conv, tiling: WinogradTiling) -> None:
+    """Write transformed filters into a flat array."""
+    matrix, columns, shape = _FILTERS[tiling.size], tiling.columns, transformed_shape(conv, tiling)
     filters = w.reshape(conv.outputs, conv.channels, 3, 3)
-    shape = -(-conv.outputs // columns), matrix.shape[0], matrix.shape[0], conv.channels, columns
-    packed = on_cache_lines(math.prod(shape), conv.dtype.numpy)
     # A few panels at a time: in float64 they are large.
     count = max(1, _TRANSFORMED_ELEMENTS * shape[0] // max(1, packed.size))
     for first in range(0, shape[0], count):
@@ -245,7 +256,6 @@ def transformed_filters(w: np.ndarray, conv: Conv, tiling: WinogradTiling) -> np
         # One dim after the other, numbers that belong to neighbouring outputs side by side.
         turned = np.einsum("jx,ixco->ijco", matrix, np.einsum("iy,yxco->ixco", matrix, exact))
         fill_panels(packed.reshape(shape)[first : first + count], turned, 0)
-    return packed
 
 
 @dataclass(frozen=True)

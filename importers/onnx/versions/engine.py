@@ -14,6 +14,9 @@ from .node import CannotDowngrade, Facts, KeepOldForm, Node
 
 Step: TypeAlias = Callable[[Node, Facts], None]
 
+# The number of an opset is a 32-bit integer where onnx looks it up.
+_NEWEST = 2**31 - 1
+
 _up: dict[tuple[str, int], list[Step]] = {}
 _down: dict[tuple[str, int], list[Step]] = {}
 
@@ -49,18 +52,18 @@ def registered_steps() -> set[tuple[str, int]]:
 
 
 @cache
-def _history() -> dict[tuple[str, str], tuple[int, ...]]:
-    found: dict[tuple[str, str], set[int]] = {}
-    for schema in onnx.defs.get_all_schemas_with_history():
-        found.setdefault((schema.domain, schema.name), set()).add(int(schema.since_version))
-    return {key: tuple(sorted(versions)) for key, versions in found.items()}
-
-
-@cache
 def versions(op_type: str, domain: str = "") -> tuple[int, ...]:
     """All versions at which ONNX (re)defined the operator, oldest first, up to the internal opset."""
-    known = _history().get((domain, op_type), ())
-    return tuple(version for version in known if domain or version <= INTERNAL_OPSET)
+    found: list[int] = []
+    opset = _NEWEST if domain else INTERNAL_OPSET
+    while opset >= 1:
+        try:
+            version = int(onnx.defs.get_schema(op_type, opset, domain).since_version)
+        except onnx.defs.SchemaError:  # it is younger than that, or of no domain of ONNX
+            break
+        found.append(version)
+        opset = version - 1
+    return tuple(reversed(found))
 
 
 def upgrade(node: Node, opset: int, facts: Facts) -> Node:

@@ -1,0 +1,121 @@
+"""Arrays made of constants, in the order in which kernels read them: there once for all plans of an executable.
+
+Large ones are filled by threads while plans are made. Most of that time goes to memory that the system hands out and to
+files, for which Python's lock is not needed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...graph.core import Value
+from ...graph.lowerings.builder import data_of
+from ..forks import renew_after_fork
+from .kernels.pack import on_cache_lines
+from .machine import usable_cores
+
+# Fewer bytes are filled in the time that it takes to hand the task over.
+WORTH_A_THREAD = 1 << 16
+
+
+@dataclass(eq=False)
+class _Task:
+    run: Callable[[], None]
+    done: threading.Event = field(default_factory=threading.Event)
+    error: BaseException | None = None
+
+
+class Weights:
+    """Arrays by key. Constants of the model in a key are what its array is made from; their own pages are hardly needed
+    after that, and given back."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[Hashable, np.ndarray] = {}
+        self._tasks: dict[Hashable, _Task] = {}  # that `finish` has not seen done
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[_Task] = deque()
+        self._threads = 0
+        for key, task in list(self._tasks.items()):
+            if not task.done.is_set():  # the thread that fills it is not here
+                self._drop(key)
+
+    def __iter__(self) -> Iterator[Hashable]:
+        """The keys of all arrays, in the order in which they were first asked for."""
+        return iter(list(self._arrays))
+
+    def kept(self, key: Hashable, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """The array of `key`; `make` makes it when it is first asked for."""
+        found = self._arrays.get(key)
+        if found is None:
+            found = self._arrays[key] = make()
+            _release(key)
+        return found
+
+    def filled(self, key: Hashable, count: int, dtype: np.dtype, fill: Callable[[np.ndarray], None]) -> np.ndarray:
+        """The array of `key`, of `count` elements, from the start of a cache line on. `fill` writes them all, at the
+        latest when `finish` is called."""
+        found = self._arrays.get(key)
+        if found is None:
+            empty = on_cache_lines(count, dtype)
+
+            def run() -> None:
+                fill(empty)
+                _release(key)
+
+            if empty.nbytes < WORTH_A_THREAD:
+                run()
+            else:
+                self._submit(key, _Task(run))
+            found = self._arrays[key] = empty
+        return found
+
+    def finish(self) -> None:
+        """Wait until all arrays are filled. Raises what went wrong with one of them, which is not kept then."""
+        for key, task in list(self._tasks.items()):
+            task.done.wait()
+            self._tasks.pop(key, None)
+            if task.error is not None:
+                self._drop(key)
+                raise task.error
+
+    def _submit(self, key: Hashable, task: _Task) -> None:
+        self._tasks[key] = task
+        with self._lock:
+            self._waiting.append(task)
+            is_short = self._threads < usable_cores()
+            self._threads += is_short
+        if is_short:
+            threading.Thread(target=self._work, daemon=True, name="tilewright-weights").start()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._threads -= 1
+                    return
+                task = self._waiting.popleft()
+            try:
+                task.run()
+            except BaseException as error:  # raised where somebody waits for it
+                task.error = error
+            task.done.set()
+
+    def _drop(self, key: Hashable) -> None:
+        self._tasks.pop(key, None)
+        self._arrays.pop(key, None)
+
+
+def _release(key: Hashable) -> None:
+    for part in key if isinstance(key, tuple) else ():
+        data = data_of(part) if isinstance(part, Value) else None
+        if data is not None:
+            data.release()

@@ -1,0 +1,69 @@
+"""Arrays that threads fill while plans are made."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from tilewright.backends.cpu.weights import WORTH_A_THREAD, Weights
+
+F32 = np.dtype(np.float32)
+MANY = WORTH_A_THREAD // F32.itemsize
+
+
+def test_large_arrays_are_filled_until_finish() -> None:
+    weights = Weights()
+    found = [
+        weights.filled(index, MANY, F32, lambda array, index=index: array.fill(index)) for index in range(20)
+    ]  # fmt: skip
+    weights.finish()
+    for index, array in enumerate(found):
+        assert array.ctypes.data % 64 == 0
+        assert (array == index).all()
+        assert weights.filled(index, MANY, F32, pytest.fail) is array
+    assert list(weights) == list(range(20))
+
+
+def test_small_arrays_are_filled_at_once() -> None:
+    here: list[int] = []
+    array = Weights().filled("key", 3, F32, lambda array: here.append(threading.get_ident()))
+    assert array.shape == (3,)
+    assert here == [threading.get_ident()]
+
+
+def test_what_goes_wrong_is_raised_and_not_kept() -> None:
+    weights = Weights()
+
+    def fail(array: np.ndarray) -> None:
+        raise OSError("the file has become shorter")
+
+    weights.filled("key", MANY, F32, fail)
+    with pytest.raises(OSError, match="shorter"):
+        weights.finish()
+    assert list(weights) == []
+    weights.finish()
+    array = weights.filled("key", MANY, F32, lambda array: array.fill(1))
+    weights.finish()
+    assert (array == 1).all()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes to fork here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_forked_meanwhile_fills_its_own() -> None:
+    weights, go = Weights(), threading.Event()
+    weights.filled("done", MANY, F32, lambda array: array.fill(1))
+    weights.finish()
+    weights.filled("under way", MANY, F32, lambda array: go.wait() and array.fill(2))
+    child = os.fork()
+    if child == 0:
+        kept = list(weights)
+        array = weights.filled("under way", MANY, F32, lambda array: array.fill(2))
+        weights.finish()
+        os._exit(0 if kept == ["done"] and (array == 2).all() else 1)
+    go.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    weights.finish()
+    assert list(weights) == ["done", "under way"]
