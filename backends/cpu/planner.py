@@ -29,6 +29,7 @@ from ...graph.opdef import Trait
 from ...graph.types import TensorType
 from .kernels.strided import WORK
 from .known_sizes import TracedArray, as_numbers, computed_sizes, require_room, traced_results
+from .output_memory import OutputMemory
 from .weights import Weights
 
 if TYPE_CHECKING:
@@ -176,12 +177,14 @@ def has_plan(op: Operation) -> bool:
 @dataclass
 class Shared:
     """What all plans of an executable share: compiled kernels, weights packed for them, who chooses among kernels
-    (None: each kernel's own default), and arenas that no run uses now, each with the address where it begins."""
+    (None: each kernel's own default), memory for large outputs, and arenas that no run uses now, each with the address
+    where it begins."""
 
     library: KernelLibrary
     threads: int
     weights: Weights = field(default_factory=Weights)
     tuner: Tuner | None = None
+    outputs: OutputMemory = field(default_factory=OutputMemory)
     arenas: list[tuple[np.ndarray, int]] = field(default_factory=list)
 
 

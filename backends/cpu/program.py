@@ -65,7 +65,7 @@ class Outline:
         self.input_bytes = [math.prod(planner.shape(v)) * dtype_of(v).numpy.itemsize for v in segment.inputs]
         self.fault_base = FIRST_FREE + len(segment.inputs) + len(self.outputs)
         self.checked = planner.library.checked
-        self._shared, self.arenas = planner.shared, planner.shared.arenas
+        self.shared = planner.shared
         self.keep: list[np.ndarray] = []
         self._find_lifetimes()
         # The words of all tables: what they are but for places in the arena, and to which of those they belong.
@@ -175,7 +175,7 @@ class Outline:
         """A constant as kernels read it. Small ones leave the file that they lie in: a page of it may be of 2 MB."""
         data = storage.constant
         if isinstance(data, TensorData) and not data.held_bytes and storage.bytes <= _SMALL:
-            copied = self._shared.weights.kept(("copy", data), lambda: data.numpy().copy())
+            copied = self.shared.weights.kept(("copy", data), lambda: data.numpy().copy())
             data.release()
             return copied
         return storage.array
@@ -224,10 +224,11 @@ class Program:
                 words[word + 1 : word + 3] += constant.ctypes.data
         rest = iter(dims.tolist())
         self.outputs = [(tuple(next(rest) for _ in shape), dtype) for shape, dtype in outline.outputs]
-        output_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.outputs)
-        self._needed_bytes = int(self.arena_bytes + output_bytes)
+        output_bytes = [math.prod(shape) * dtype.itemsize for shape, dtype in self.outputs]
+        self._new = outline.shared.outputs.maker(output_bytes)
+        self._needed_bytes = int(self.arena_bytes + sum(output_bytes))
         self.parallel = bool((parts > 1).any())
-        self._arenas = outline.arenas
+        self._arenas = outline.shared.arenas
         self._keep = [words, *outline.keep, *(constant for _, constant in constants)]
         begin, width = words.ctypes.data, words.itemsize
         entries = [call.kernel.entry for call in self.calls]
@@ -261,7 +262,7 @@ class Program:
         """
         self._require_memory()
         try:
-            made = self._empty(places) if places else [np.empty(shape, dtype) for shape, dtype in self.outputs]
+            made = self._empty(places) if places else [self._new(shape, dtype) for shape, dtype in self.outputs]
             if self.calls:
                 self._call(pool, [*arrays, *made], recorder, check)
         except MemoryError as error:
@@ -319,7 +320,7 @@ class Program:
         made = []
         for number, (index, (shape, dtype)) in enumerate(zip(indices, self.outputs, strict=True)):
             place = None if number in self._cuts else places.get(index)
-            made.append(np.empty(shape, dtype) if place is None or place.shape != shape else place)
+            made.append(self._new(shape, dtype) if place is None or place.shape != shape else place)
         return made
 
     def touched(self) -> list[list[int]]:
