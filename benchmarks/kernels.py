@@ -1,4 +1,4 @@
-"""How near the cpu target's kernels come to the machine: products in % of the FMA peak, maps in % of copying into an array.
+"""How near the cpu target's kernels come to the machine: products in % of the FMA peak, maps in % of copying.
 
     python benchmarks/kernels.py [--seconds 3] [--threads 1] [--against onnxruntime]
 

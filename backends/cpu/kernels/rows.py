@@ -312,13 +312,18 @@ class RowsBuilder(RowWalk):
         """All statistics of a row, or of a block of them."""
         self.held = {}
         self.is_put = False
-        found: list[list[Value]] = []
+        found = self.found_before()
         for position, statistic in enumerate(self.kernel.function.statistics):
-            found.append(self.statistic(position, statistic, found, starts))
+            if position >= len(found):
+                found.append(self.statistic(position, statistic, found, starts))
         for index, (position, _) in enumerate(self.kernel.kept):
             self.keep(f"s{index}", found[position], indices)
         self.prefetches = False
         return found
+
+    def found_before(self) -> list[list[Value]]:
+        """The first statistics of a unit that need not be looked for, since its elements were read before."""
+        return []
 
     def known(self, found: Sequence[Sequence[Value]], spot: Spot) -> list[Value]:
         """The statistics for a vector of elements."""
@@ -330,9 +335,7 @@ class RowsBuilder(RowWalk):
         self, position: int, statistic: Statistic, found: list[list[Value]], starts: dict[str, Operand]
     ) -> list[Value]:
         """A vector with the number in every lane, or for each vector of columns one with those of its lanes."""
-        b = self.b
-        vector = types.vector(self.dtype, self.lanes)
-        neutral = b.constant(0 if statistic.combine == "sum" else lowest(self.dtype), vector)
+        b, neutral = self.b, self.neutral(statistic)
         self.prefetches = position == len(self.kernel.function.statistics) - 1
 
         def step(spot: Spot, totals: list[Value]) -> None:
@@ -347,6 +350,16 @@ class RowsBuilder(RowWalk):
 
         totals = self.sweep(starts, [neutral] * self.width, step)
         self.is_put |= statistic.keeps or self.kernel.prologue is not None
+        return self.total(statistic, totals)
+
+    def neutral(self, statistic: Statistic) -> Value:
+        """What totals begin with."""
+        vector = types.vector(self.dtype, self.lanes)
+        return self.b.constant(0 if statistic.combine == "sum" else lowest(self.dtype), vector)
+
+    def total(self, statistic: Statistic, totals: list[Value]) -> list[Value]:
+        """The statistic itself, of totals that were kept apart."""
+        b = self.b
         if self.by_column:
             return [self.finished(statistic, total) for total in totals]
         while len(totals) > 1:

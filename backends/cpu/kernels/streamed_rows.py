@@ -10,12 +10,16 @@ That is the pass that puts elements on the stage: each leaves its place just bef
 is in the first cache already. How a unit is computed, and in which order it is added up, does not depend on the one
 that it is laid together with, nor on where its results lie.
 
+A processor does not fetch the next rows of a block of columns by itself. So the first statistic of the next block is
+found within the same pass, too, with each row asked for a little before.
+
 On one core with 2 MiB of second cache, where a copy past the caches takes 0.42 ns for an f32: reading alone 0.55 (page
 after page) or 0.21 (four pages at a time), writing alone 0.22, exp and its sum from the second cache 0.21. A softmax of
-32,000 columns, pass after pass, took 0.59 and takes 0.41-0.43. Slower than 80 % of a copy are rows of 512 KiB, of which
-three nearly fill that cache (0.52); columns of 512 rows and more, whose blocks touch few lines in each of as many pages
-(0.66, 1,000 rows 0.85); and columns whose rows begin anywhere in a line, which are stored like anything else, so that
-each line is read before it is written (0.73-0.99).
+32,000 columns, pass after pass, took 0.59 and takes 0.41-0.43. Slower than 80 % of such a copy, though not of one that
+goes through the caches, are rows of 512 KiB, of which three nearly fill that cache (0.52), and columns of 512 rows,
+whose blocks touch few lines in each of as many pages and fill some sets of that cache (0.54, without a look ahead 0.58;
+2,048 rows 0.82). Slower than either are columns whose rows begin anywhere in a line, which are stored like anything
+else, so that each line is read before it is written (0.73-0.99).
 """
 
 from __future__ import annotations
@@ -31,6 +35,9 @@ from ....graph.kernel.scalar_emitter import computed_in
 from ..machine import Machine
 from .row_walk import RowWalk, Spot, Step
 from .rows import RowKernel, RowsBuilder, Statistic
+
+# Rows of the next block of columns are asked for so many rows before they are read.
+ROWS_AHEAD = 6
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,12 @@ class StreamedRows(RowsBuilder):
         self.joined = 0 if kernel.prologue is not None else keeping[0] if keeping else len(statistics) - 1
         self.position = 0
         self.before: _Before | None = None
+        # Whether the first statistic is found within that pass of the block of columns before, how far away the next
+        # block is, and what was found of this one and of the next.
+        self.looks_ahead = self.by_column and self.joined == 1 == len(statistics) - 1 and statistics[0].value is None
+        self.ahead: dict[str, Operand] | None = None
+        self.found_here: list[list[Value]] = []
+        self.found_ahead: list[Value] = []
         self.makes_results = False
         # Of which tensors the next block of columns is asked for.
         self.asked = self.operands
@@ -94,20 +107,29 @@ class StreamedRows(RowsBuilder):
         self.masks = [None] * self.width
         begin, end = b["begin"], b["end"]
         with b.when(b.lt(begin, end)):
-            first = self.unit_statistics(begin)
-            with b.loop(b.add(begin, 1), end, 1, [value for values in first for value in values]) as state:
-                here, there = (self.unit_starts(unit) for unit in (state.index, b.sub(state.index, 1)))
-                distances = {name: b.sub(there[name], place) for name, place in here.items()}
-                self.before = _Before(distances, self.by_statistic(state.values))
-                found = self.unit_statistics(state.index)
+            if self.looks_ahead:
+                self.found_ahead = self.first_statistic(begin)
+            first = self.unit_statistics(begin, end)
+            carried = [value for values in (*first, self.found_ahead) for value in values]
+            with b.loop(b.add(begin, 1), end, 1, carried) as state:
+                before, self.found_ahead = self.by_statistic(state.values)
+                self.before = _Before(self.distances(state.index, b.sub(state.index, 1)), before)
+                found = self.unit_statistics(state.index, end)
                 self.before = None
-                state.yields([value for values in found for value in values])
-            self.unit_results(b.sub(end, 1), self.by_statistic(state.results))
+                state.yields([value for values in (*found, self.found_ahead) for value in values])
+            self.unit_results(b.sub(end, 1), self.by_statistic(state.results)[0])
 
-    def by_statistic(self, values: Sequence[Value]) -> list[list[Value]]:
-        """What a loop carries, as `found` has it."""
+    def by_statistic(self, values: Sequence[Value]) -> tuple[list[list[Value]], list[Value]]:
+        """What a loop carries: as `found` has it, and the first statistic of the next unit."""
         each = self.width if self.by_column else 1
-        return [list(values[start : start + each]) for start in range(0, len(values), each)]
+        parts = [list(values[start : start + each]) for start in range(0, len(values), each)]
+        count = len(self.kernel.function.statistics)
+        return parts[:count], [value for part in parts[count:] for value in part]
+
+    def distances(self, unit: Operand, other: Operand) -> dict[str, Operand]:
+        """How far from a unit another one lies in each tensor."""
+        here, there = self.unit_starts(unit), self.unit_starts(other)
+        return {name: self.b.sub(there[name], place) for name, place in here.items()}
 
     def unit_indices(self, unit: Operand) -> list[Operand]:
         if self.by_column:
@@ -117,9 +139,24 @@ class StreamedRows(RowsBuilder):
     def unit_starts(self, unit: Operand) -> dict[str, Operand]:
         return self.starts(self.unit_indices(unit))
 
-    def unit_statistics(self, unit: Operand) -> list[list[Value]]:
+    def unit_statistics(self, unit: Operand, end: Operand) -> list[list[Value]]:
         indices = self.unit_indices(unit)
-        return self.found(self.starts(indices), indices)
+        if not self.looks_ahead:
+            return self.found(self.starts(indices), indices)
+        b = self.b
+        self.found_here = [self.found_ahead]
+        self.ahead = self.distances(unit, b.min(b.add(unit, 1), b.sub(end, 1)))  # the last one reads itself again
+        found = self.found(self.starts(indices), indices)
+        self.ahead = None
+        return found
+
+    def found_before(self) -> list[list[Value]]:
+        found, self.found_here = self.found_here, []
+        return found
+
+    def first_statistic(self, unit: Operand) -> list[Value]:
+        self.is_put = False
+        return self.statistic(0, self.kernel.function.statistics[0], [], self.unit_starts(unit))
 
     def unit_results(self, unit: Operand, found: list[list[Value]]) -> None:
         starts = self.unit_starts(unit)
@@ -152,9 +189,35 @@ class StreamedRows(RowsBuilder):
         before = self.behind(places)
         if before is not None:
             self.block_results(*before)
+        if self.ahead is not None:
+            following = super().block(places, totals[: self.width], step, row)
+            return [*following, *self.block_ahead(places, totals[self.width :])]
         if self.prefetches:
             self.prefetch_block(places)
         return super().block(places, totals, step, row)
+
+    def sweep(self, starts: dict[str, Operand], carried: Sequence[Value], step: Step) -> list[Value]:
+        if self.ahead is None:
+            return super().sweep(starts, carried, step)
+        statistic = self.kernel.function.statistics[0]
+        totals = super().sweep(starts, [*carried, *[self.neutral(statistic)] * self.width], step)
+        self.found_ahead = self.total(statistic, totals[self.width :])
+        return totals[: self.width]
+
+    def block_ahead(self, places: dict[str, Operand], totals: Sequence[Value]) -> list[Value]:
+        """The totals of the first statistic with the same row of the next block, some rows after asking for it."""
+        assert self.ahead is not None
+        b, (name,) = self.b, self.operands
+        start = b.add(places[name], self.ahead[name])
+        later = b.add(start, b.mul(self.stride(name, "row", 0), ROWS_AHEAD))
+        inner, how = self.inner_stride(name), self.kernel.function.statistics[0].combine
+        following = []
+        for v, total in enumerate(totals):
+            column = b.mul(v * self.lanes, inner)
+            b.prefetch(b[name], b.add(later, column))
+            value = b.cast(self.load(name, b.add(start, column), inner, None), self.dtype)
+            following.append(self.combine(how, total, value))
+        return following
 
     def prefetch_block(self, places: dict[str, Operand]) -> None:
         """Ask for the same place of the next block of columns."""
