@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from ...graph.lowerings.rules import deciding_operands
 from ...graph.module import Function, FunctionKey, Module
 from ...graph.types import TensorType
 from ..forks import renew_after_fork
+from .weights import Weights
 
 if TYPE_CHECKING:
     from .planner import Shared
@@ -69,7 +71,9 @@ class Specializations:
 
         try:
             module, positions = _module_of(op, operands)
-            executable = CpuExecutable(module, self._shared.threads, self._shared)
+            # Its plans are made while another thread makes those of the model.
+            shared = replace(self._shared, weights=Weights())
+            executable = CpuExecutable(module, shared.threads, shared)
         except (TilewrightError, ValueError, MemoryError):
             return None  # its own evaluation says best what is wrong
         if executable.report()["host_steps"]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...graph.core import Value
-from ...graph.diagnostics import TilewrightError
+from ...graph.diagnostics import ExecutionError, TilewrightError
 from ...graph.kernel.strided import Shape
 from ...graph.kernel.tracing import Number, Recipe, Trace
 from ...graph.types import TensorType
@@ -74,7 +74,10 @@ class Templates:
         planner = Planner(self._shared, self._segment, shapes, self._values)
         planner.plan()
         outline = Outline(planner)
-        self._shared.weights.finish()
+        try:
+            self._shared.weights.finish()
+        except MemoryError as error:
+            raise ExecutionError("run/memory", f"there is not enough memory for packed weights: {error}") from error
         return outline
 
 

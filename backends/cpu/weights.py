@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,16 +22,29 @@ from .machine import usable_cores
 WORTH_A_THREAD = 1 << 16
 
 
-@dataclass(eq=False)
 class _Task:
-    run: Callable[[], None]
-    done: threading.Event = field(default_factory=threading.Event)
-    error: BaseException | None = None
+    """Something that is done once, by whoever comes to it first; others wait for that."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self._run, self._lock = run, threading.Lock()
+        self.is_done = False
+        self.error: Exception | None = None
+
+    def complete(self) -> None:
+        """Have it done. What goes wrong is the task's `error`; one that is interrupted is still to be done."""
+        with self._lock:
+            if self.is_done:
+                return
+            try:
+                self._run()
+            except Exception as error:  # raised by `finish`
+                self.error = error
+            self.is_done = True
 
 
 class Weights:
     """Arrays by key. Constants of the model in a key are what its array is made from; their own pages are hardly needed
-    after that, and given back."""
+    after that, and given back. For one plan at a time."""
 
     def __init__(self) -> None:
         self._arrays: dict[Hashable, np.ndarray] = {}
@@ -45,7 +57,7 @@ class Weights:
         self._waiting: deque[_Task] = deque()
         self._threads = 0
         for key, task in list(self._tasks.items()):
-            if not task.done.is_set():  # the thread that fills it is not here
+            if not task.is_done:  # the thread that fills it is not here
                 self._drop(key)
 
     def __iter__(self) -> Iterator[Hashable]:
@@ -79,13 +91,17 @@ class Weights:
         return found
 
     def finish(self) -> None:
-        """Wait until all arrays are filled. Raises what went wrong with one of them, which is not kept then."""
+        """Have all arrays filled. Raises what went wrong with the first of those that could not be, of which none is
+        kept."""
+        errors = []
         for key, task in list(self._tasks.items()):
-            task.done.wait()
+            task.complete()
             self._tasks.pop(key, None)
             if task.error is not None:
                 self._drop(key)
-                raise task.error
+                errors.append(task.error)
+        if errors:
+            raise errors[0]
 
     def _submit(self, key: Hashable, task: _Task) -> None:
         self._tasks[key] = task
@@ -94,7 +110,11 @@ class Weights:
             is_short = self._threads < usable_cores()
             self._threads += is_short
         if is_short:
-            threading.Thread(target=self._work, daemon=True, name="tilewright-weights").start()
+            try:
+                threading.Thread(target=self._work, daemon=True, name="tilewright-weights").start()
+            except RuntimeError:  # the system has no more of them, or Python is about to end; `finish` does it then
+                with self._lock:
+                    self._threads -= 1
 
     def _work(self) -> None:
         while True:
@@ -103,11 +123,7 @@ class Weights:
                     self._threads -= 1
                     return
                 task = self._waiting.popleft()
-            try:
-                task.run()
-            except BaseException as error:  # raised where somebody waits for it
-                task.error = error
-            task.done.set()
+            task.complete()
 
     def _drop(self, key: Hashable) -> None:
         self._tasks.pop(key, None)

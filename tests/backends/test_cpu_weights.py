@@ -8,7 +8,12 @@ import threading
 import numpy as np
 import pytest
 
+import tilewright
+from tilewright.backends.cpu import plan_gemm
 from tilewright.backends.cpu.weights import WORTH_A_THREAD, Weights
+from tilewright.graph.diagnostics import ExecutionError
+from tilewright.graph.dtypes import f32
+from tilewright.graph.model_builder import Builder
 
 F32 = np.dtype(np.float32)
 MANY = WORTH_A_THREAD // F32.itemsize
@@ -46,6 +51,64 @@ def test_what_goes_wrong_is_raised_and_not_kept() -> None:
     assert list(weights) == []
     weights.finish()
     array = weights.filled("key", MANY, F32, lambda array: array.fill(1))
+    weights.finish()
+    assert (array == 1).all()
+
+
+def test_several_that_go_wrong_are_told_once() -> None:
+    weights = Weights()
+
+    def fail(array: np.ndarray) -> None:
+        raise MemoryError("none left")
+
+    for key in range(3):
+        weights.filled(key, MANY, F32, fail)
+    with pytest.raises(MemoryError, match="none left"):
+        weights.finish()
+    weights.finish()
+    assert list(weights) == []
+
+
+@pytest.mark.parametrize("rows", [3, "n"])
+def test_a_model_is_told_that_memory_is_short(rows: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise MemoryError("none left")
+
+    b = Builder("product")
+    b.output(b.input("x", f32[rows, 200]) @ np.ones((200, 200), np.float32), "y")
+    model = b.build()
+    with monkeypatch.context() as patch:
+        patch.setattr(plan_gemm, "fill_panels", fail)
+        with pytest.raises(ExecutionError, match=r"run/memory.*packed weights: none left"):
+            tilewright.compile(model, target="cpu").run({"x": np.ones((3, 200), np.float32)})
+    y = tilewright.compile(model, target="cpu").run({"x": np.ones((3, 200), np.float32)})["y"]
+    assert (y == 200).all()
+
+
+def test_without_threads_finish_fills(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    weights = Weights()
+    arrays = [weights.filled(key, MANY, F32, lambda array, key=key: array.fill(key)) for key in range(5)]
+    weights.finish()
+    assert all((array == key).all() for key, array in enumerate(arrays))
+
+
+def test_one_that_was_interrupted_is_filled_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
+    weights, interrupts = Weights(), [KeyboardInterrupt]
+
+    def fill(array: np.ndarray) -> None:
+        while interrupts:
+            raise interrupts.pop()
+        array.fill(1)
+
+    array = weights.filled("key", MANY, F32, fill)
+    with pytest.raises(KeyboardInterrupt):
+        weights.finish()
+    assert weights.filled("key", MANY, F32, pytest.fail) is array
     weights.finish()
     assert (array == 1).all()
 
