@@ -78,7 +78,7 @@ def checked_threads(threads: int | None) -> None:
 def _check_weights(model: Module) -> None:
     """Raises ModelError if text was read without weights that something needs."""
     consts = [
-        op for op in model.walk() if op.name == "const" and isinstance(op.attributes.get("value"), UnresolvedData)
+        op for op in model.operations() if op.name == "const" and isinstance(op.attributes.get("value"), UnresolvedData)
     ]
     missing = [f"%{op.results[0].name or '?'}: {op.results[0].type}" for op in consts if op.results[0].uses]
     if missing:

@@ -447,6 +447,21 @@ class Region:
         self.name = name
         block.parent = self
 
+    def operations(self) -> list[Operation]:
+        """All operations that are in here now, in the order of `walk`, which this is several times as fast as."""
+        found: list[Operation] = []
+        stack = [self.block._first]
+        while stack:
+            op = stack.pop()
+            while op is not None:
+                found.append(op)
+                if op.regions:
+                    stack.append(op._next)
+                    stack.extend(region.block._first for region in reversed(op.regions.values()))
+                    break
+                op = op._next
+        return found
+
     def walk(self) -> Iterator[Operation]:
         """All operations in here, nested ones included, each before the operations of its own regions.
 

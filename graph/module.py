@@ -99,8 +99,12 @@ class Module:
         yield self.main
         yield from self.functions.values()
 
+    def operations(self) -> list[Operation]:
+        """All operations that functions have now, in the order of `walk`."""
+        return [op for function in self.all_functions() for op in function.region.operations()]
+
     def walk(self) -> Iterator[Operation]:
-        """All operations of all functions."""
+        """All operations of all functions, safe while they change."""
         for function in self.all_functions():
             yield from function.walk()
 

@@ -77,13 +77,12 @@ class Driver(RewriteListener):
         self.changed = False
 
     def run(self) -> bool:
-        count = 0
-        for op in self.module.walk():
-            count += 1
+        ops = self.module.operations()
+        for op in ops:
             # Most operations are the root of no rule here.
             if self._candidates(op) or is_trivially_dead(op):
                 self._enqueue(op)
-        budget = BUDGET_PER_OPERATION * count + BUDGET_FLOOR
+        budget = BUDGET_PER_OPERATION * len(ops) + BUDGET_FLOOR
         applied = 0
         while self.queue:
             op = self.queue.popleft()

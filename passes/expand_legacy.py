@@ -35,7 +35,7 @@ class ExpandLegacy(Pass):
     def run(self, module: Module, context: PassContext) -> bool:
         before = context.applications
         for function in module.all_functions():
-            for op in list(function.walk()):
+            for op in function.region.operations():
                 form = op.definition
                 if not isinstance(form, OldForm) or op.parent is None or not context.may_apply:
                     continue

@@ -87,7 +87,7 @@ class _Folding:
 
     def run(self) -> None:
         for function in self.module.all_functions():
-            for op in list(function.walk()):
+            for op in function.region.operations():
                 if not self.context.may_apply:
                     return
                 self.find(op)

@@ -56,7 +56,7 @@ class InlineFunctions(Pass):
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False
         chosen = self._chosen(module, context.may_grow)
-        pending = [op for op in module.main.walk() if key_of(op) in chosen]
+        pending = [op for op in module.main.region.operations() if key_of(op) in chosen]
         while pending:
             if not context.may_apply:
                 return changed
@@ -70,11 +70,12 @@ class InlineFunctions(Pass):
 
     def _chosen(self, module: Module, may_grow: bool) -> set[FunctionKey]:
         """The functions to inline. Sizes count what calls inside a body would expand to."""
-        calls = Counter(key_of(op) for op in module.walk() if key_of(op) in module.functions)
+        calls = Counter(key_of(op) for op in module.operations() if key_of(op) in module.functions)
         order = _callees_first(module)
         sizes: dict[FunctionKey, int] = {}
         for key in order:
-            sizes[key] = sum(sizes.get(key_of(op), 1) for op in module.functions[key].walk() if not _is_free(op))
+            body = module.functions[key].region.operations()
+            sizes[key] = sum(sizes.get(key_of(op), 1) for op in body if not _is_free(op))
         chosen = {key for key in order if calls[key] == 1 or (may_grow and sizes[key] <= self.max_body)}
         return {key for key in chosen if not self._stays(module, key)}
 

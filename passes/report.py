@@ -74,4 +74,4 @@ class PipelineReport:
 def count_operations(module: Module) -> int:
     """Operations without constants and terminators; those in subgraphs and function bodies count."""
     constant = opdef.lookup("", "Constant")
-    return sum(1 for op in module.walk() if op.definition is not constant and not op.definition.is_terminator)
+    return sum(op.definition is not constant and not op.definition.is_terminator for op in module.operations())

@@ -35,7 +35,7 @@ class SimplifyLoops(Pass):
         before = context.applications
         for function in module.all_functions():
             # An inner operation first: what it does not use need not be carried by the outer one.
-            for op in reversed([op for op in function.walk() if op.regions]):
+            for op in reversed([op for op in function.region.operations() if op.regions]):
                 if not context.may_apply:
                     return context.applications > before
                 if op.name == "if":

@@ -50,7 +50,7 @@ class UnrollLoops(Pass):
             return False
         for function in module.all_functions():
             # An inner loop first, so that its operations count for the outer one.
-            for op in reversed([op for op in function.walk() if op.name == "loop"]):
+            for op in reversed([op for op in function.region.operations() if op.name == "loop"]):
                 if not context.may_apply:
                     return context.applications > before
                 count = _trip_count(op, InferenceContext(module.symbols))

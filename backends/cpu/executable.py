@@ -178,12 +178,12 @@ class CpuExecutable(Executable):
         wanted = [self._block.returned[index] for index in outputs]
         bound = {value: place for value, place in zip(wanted, places, strict=False) if place is not None}
         self._run(self._block, values, bound)
-        results: list[Any] = []
-        for value in wanted:
-            result = _fetch(values, value)
-            is_bound = bound.pop(value, None) is result
-            results.append(result if is_bound else owned(result, [*arguments, *results]))
-        return results, ()
+        results = [_fetch(values, value) for value in wanted]
+        in_place = [bound.pop(value, None) is result for value, result in zip(wanted, results, strict=True)]
+        placed = [result for result, is_placed in zip(results, in_place, strict=True) if is_placed]
+        others = [result for result, is_placed in zip(results, in_place, strict=True) if not is_placed]
+        rest = iter(owned(others, [*arguments, *placed]))
+        return [result if is_placed else next(rest) for result, is_placed in zip(results, in_place, strict=True)], ()
 
     def _execute_directly(
         self,
@@ -203,7 +203,7 @@ class CpuExecutable(Executable):
         workers = pool(self.threads) if program.parallel and self.threads > 1 else None
         results = program.run(workers, arrays, bound, self._recorder)
         returned = [results[direct.outputs[index]] for index in outputs]
-        return [owned(result, arguments) for result in returned] if program.known else returned
+        return owned(returned, arguments) if program.known else returned
 
     def _row_major(self, given: Any) -> np.ndarray:
         """`given` as kernels read it; counted if that takes a copy."""
@@ -361,7 +361,7 @@ def is_control_flow(op: Operation) -> bool:
 def _release_constants(module: Module) -> int:
     """Give back the memory that weights in files have taken while passes looked at them; how many bytes all have."""
     total = 0
-    for op in module.walk():
+    for op in module.operations():
         data = op.attributes.get("value") if op.name == "const" else None
         if isinstance(data, TensorData):
             data.release()

@@ -215,6 +215,7 @@ def test_walking_into_regions_while_they_change() -> None:
     )
     body = module.main.region
     order = [op.results[0].name if op.results else op.name for op in body.walk()]
+    assert body.operations() == list(body.walk())
     assert order == ["a", "i", "t", "u", "return", "e", "return", "z", "return"]
 
     seen = []
