@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -151,11 +151,38 @@ def _given(feeds: Mapping[str, Any]) -> str:
     return f"the model was given {given or 'no inputs'}"
 
 
-def owned(result: Any, arguments: Sequence[Any]) -> Any:
-    """`result`, copied if writing to it would change an argument, a constant or another result."""
-    if isinstance(result, list):
-        return [owned(item, arguments) for item in result]
-    if not isinstance(result, np.ndarray):
+def owned(results: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    """`results`; those that cannot be written to without changing an argument, a constant or another result are copied,
+    also inside of sequences."""
+    taken = {id(_memory(array)) for array in _arrays(arguments)}
+
+    def own(result: Any) -> Any:
+        if isinstance(result, list):
+            return [own(item) for item in result]
+        if not isinstance(result, np.ndarray):
+            return result
+        memory = _memory(result)
+        # A view of all of a buffer is as good as an array of its own: see cpu/output_memory.
+        is_whole = result.flags.owndata or (isinstance(memory, memoryview) and memory.nbytes == result.nbytes)
+        if not is_whole or not result.flags.writeable or id(memory) in taken:
+            return result.copy()
+        taken.add(id(memory))
         return result
-    shared = not (result.flags.owndata and result.flags.writeable) or any(result is given for given in arguments)
-    return result.copy() if shared else result
+
+    return [own(result) for result in results]
+
+
+def _arrays(values: Sequence[Any]) -> Iterator[np.ndarray]:
+    for value in values:
+        if isinstance(value, list):
+            yield from _arrays(value)
+        elif isinstance(value, np.ndarray):
+            yield value
+
+
+def _memory(array: np.ndarray) -> Any:
+    """What has an array's elements: the array that it is a view of, or what that was made of."""
+    base: Any = array.base
+    while isinstance(base, np.ndarray):
+        array, base = base, base.base
+    return array if base is None else base

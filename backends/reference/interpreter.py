@@ -53,7 +53,7 @@ class ReferenceExecutable(Executable):
         results = evaluator.run(main.block, arguments, wanted, dims=dims)
         for index, result in zip(outputs, results, strict=True):
             claims.check_output(self.outputs[index], result)
-        return [owned(result, arguments) for result in results], claims.findings
+        return owned(results, arguments), claims.findings
 
     def report(self) -> dict[str, Any]:
         """`operations` (how many, subgraphs and functions included) and `operators` (how many of each)."""

@@ -69,3 +69,21 @@ def test_results_of_an_executable_stay_what_they_are() -> None:
 
     with ThreadPoolExecutor(3) as pool:
         assert all(pool.map(run, range(12)))
+
+
+def test_a_result_that_is_lent_is_not_copied() -> None:
+    b = Builder("twice")
+    y = b.input("x", f32["n"]) * np.float32(2)
+    for name in "yz":
+        b.output(y, name)
+    executable = tilewright.compile(b.build(), target="cpu", threads=1)
+    for size in (5, MANY):
+        y, z = executable.run({"x": np.ones(size, np.float32)}).values()
+        y[...] = 3
+        assert (z == 2).all()
+        lent = place(y)
+        del y
+        gc.collect()
+        again = executable.run({"x": np.ones(size, np.float32)})["y"]
+        assert size < MANY or place(again) == lent
+        assert (z == 2).all()

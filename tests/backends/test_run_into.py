@@ -318,3 +318,21 @@ def test_memory_that_cannot_be_bound(arguments: tuple[Any, ...]) -> None:
         binding.bind_output(*arguments)
     with pytest.raises(UsageError, match="no output is bound"):
         binding.run()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_results_in_sequences_are_the_callers(target: str) -> None:
+    """Neither an input's array nor that of another result."""
+    b = Builder("lists")
+    items, x = b.input("items", types.sequence(f32[2])), b.input("x", f32[2])
+    b.output(b.sequence_at(items, np.array(0)), "first")
+    b.output(b.sequence_insert(items, x), "longer")
+    twice = -x
+    b.output(b.sequence_construct(twice, twice), "pair")
+    b.output(twice, "negative")
+    feeds = {"items": [floats(2), floats(2)], "x": floats(2)}
+    found = tilewright.compile(b.build(), target=target).run(feeds)
+    arrays = [*feeds["items"], feeds["x"], found["first"], *found["longer"], *found["pair"], found["negative"]]
+    for index, array in enumerate(arrays):
+        array[...] = index
+    assert [array[0] for array in arrays] == list(range(len(arrays)))
