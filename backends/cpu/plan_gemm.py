@@ -102,11 +102,10 @@ def _multiply(planner: Planner, op: Operation | None, product: Product) -> None:
     operands = _operands(product)
     is_weight = product.weight is not None and b.layout.rank <= 3
     k = b.shape[-2] if is_weight else product.a.shape[-1]
-    c_row, a_row, a_k = _row_stride(product.c), product.a.strides[-2], int(product.a.strides[-1])
+    c_row, a_row, a_k, b_k, b_column = _row_stride(product.c), *product.a.strides[-2:], *b.strides[-2:]
     static_m = product.static or is_single_row(m, n, k)
     if static_m:
-        m, n, k, c_row, a_row = int(m), int(n), int(k), int(c_row), int(a_row)
-    b_k, b_column = int(b.strides[-2]) if static_m else b.strides[-2], int(b.strides[-1])
+        m, n, k, c_row, a_row, a_k, b_k, b_column = map(int, (m, n, k, c_row, a_row, a_k, b_k, b_column))
     fixed = static_m or is_weight
     fixed_k = fixed or computed_in(dtype) is not dtype  # sums of narrow floats are not stored in parts
     sizes: Sequence[Any] = batch  # some may be numbers of a trace
@@ -163,12 +162,18 @@ def _of_any_height(gemm: Gemm, tiling: Tiling, is_weight: bool) -> tuple[Gemm, T
     A tile has no registers for the places of rows at an unknown distance, so such rows are packed.
     """
     if not is_weight:
-        gemm = replace(gemm, n=None, k=None, b_k=None, c_row=None)
+        gemm = replace(gemm, n=None, k=None, b_k=_one_or_any(gemm.b_k), b_column=_one_or_any(gemm.b_column), c_row=None)
     if gemm.a_row == 1:
         return replace(gemm, a_row=1, a_k=None), tiling
-    if is_weight and gemm.a_row == gemm.k:
+    gemm = replace(gemm, a_k=_one_or_any(gemm.a_k))
+    if is_weight and gemm.a_row == gemm.k and gemm.a_k == 1:
         return replace(gemm, a_row=gemm.k), tiling
     return replace(gemm, a_row=None), replace(tiling, pack_a=True)
+
+
+def _one_or_any(stride: Any) -> int | None:
+    """1 where that is sure, so that blocks are transposed or copied in registers."""
+    return 1 if isinstance(stride, int) and stride == 1 else None
 
 
 def _tuned(planner: Planner, gemm: Gemm, sizes: tuple[int, int, int], default: Tiling) -> Tiling:

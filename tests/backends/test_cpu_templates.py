@@ -186,6 +186,30 @@ def test_a_single_row_times_matrices_of_any_size_takes_no_new_kernels(dtype: DTy
     assert counts[0] == counts[-1]
 
 
+@pytest.mark.parametrize(
+    ("x_order", "y_order"), [((0, 1, 2), (0, 2, 1)), ((0, 2, 1), (0, 2, 1)), ((2, 0, 1), (0, 2, 1)), ((1, 2, 0),) * 2]
+)
+def test_transposed_factors_of_any_size_take_no_new_kernels(x_order: tuple[int, ...], y_order: tuple[int, ...]) -> None:
+    """Whichever strides are open: of columns, of k, or of both."""
+    b = Builder("model")
+    x = b.input("x", f32[tuple("bmk"[x_order.index(axis)] for axis in range(3))])
+    y = b.input("y", f32[tuple("bkn"[y_order.index(axis)] for axis in range(3))])
+    b.output(b.matmul(b.transpose(x, perm=list(x_order)), b.transpose(y, perm=list(y_order))), "z")
+    executable = CpuExecutable(b.build(), 1)
+    rng, counts = np.random.default_rng(4), []
+    for m, k, n in ((17, 9, 25), (18, 10, 26), (19, 33, 24), (40, 100, 37)):
+        shapes = ((3, m, k), (3, k, n))
+        values = [
+            rng.integers(-9, 9, [shape[order.index(axis)] for axis in range(3)]).astype(np.float32)
+            for shape, order in zip(shapes, (x_order, y_order), strict=True)
+        ]
+        wanted = values[0].transpose(x_order) @ values[1].transpose(y_order)
+        result = executable.run({"x": values[0], "y": values[1]})["z"]
+        np.testing.assert_array_equal(result, wanted)
+        counts.append(len(executable._shared.library.kernels))
+    assert counts[0] == counts[-1]
+
+
 def test_weights_stored_as_bytes_are_packed_once() -> None:
     b = Builder("model")
     x = b.input("x", f32["n", 40])
