@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -424,8 +425,9 @@ def _right(planner: Planner, factors: Factors, columns: int, unit: bool) -> _Rig
         if centred.size and centred.min() >= -128 and centred.max() <= 127:  # the zero point can be taken off here
             elements, dtype, zero = centred.astype(np.int8), i8, None
     key = (*factors.weight, "packed", columns, unit, dtype.name)
-    words = planner.shared.weights.kept(key, lambda: packed_bytes(elements, columns, unit)[0])
-    sums = planner.shared.weights.kept((*key, "sums"), lambda: packed_bytes(elements, columns, unit)[1])
+    packed = cache(lambda: packed_bytes(elements, columns, unit))
+    words = planner.shared.weights.kept(key, lambda: packed()[0])
+    sums = planner.shared.weights.kept((*key, "sums"), lambda: packed()[1])
     groups = elements.shape[0] if elements.ndim == 3 else 1
     batch = (words.size // groups, sums.size // groups) if elements.ndim == 3 else (0, 0)
     return _Right(planner.constant(words, i32), planner.constant(sums, i32), batch, dtype, zero)
