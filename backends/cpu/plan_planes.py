@@ -15,7 +15,7 @@ from ...graph.kernel.kernel_base import epilogue_of, extras_of
 from ...graph.kernel.scalar_emitter import computed_in
 from ...graph.kernel.strided import Shape, Strided
 from .kernels.strided import split_rows
-from .plan_rows import Function, Reduction, emit_reduction, function_of, mean_then, over, totals_of
+from .plan_rows import Function, Reduction, emit_reduction, function_of, over, totals_of, with_means
 from .planner import Planner, View
 
 if TYPE_CHECKING:
@@ -48,11 +48,9 @@ def pool_planes(planner: Planner, op: Operation, x: View, geometry: Geometry) ->
              shape, axes)
         for view in (result, *extras)
     )  # fmt: skip
-    dtype, epilogue = computed_in(result.dtype), function_of(epilogue_of(op))
-    kind = "max" if op.attr("kind") == "max" else "mean"
-    if kind == "mean":
-        others.append(planner.number(math.prod(geometry.kernel), dtype).broadcast(shape))
-        epilogue = mean_then(epilogue)
-    work = Reduction(totals_of([kind], [dtype]), Function(None, None), epilogue)
+    kinds = ["max" if op.attr("kind") == "max" else "mean"]
+    totals = totals_of(kinds, [computed_in(result.dtype)])
+    work = Reduction(totals, Function(None, None), function_of(epilogue_of(op)))
+    work, others = with_means(planner, work, kinds, math.prod(geometry.kernel), shape, others)
     rows = split_rows(shape, axes, [view.strides for view in (target, source, target, *others)])
     emit_reduction(planner, op, work, replace(rows, along="column"), [source], [target], others)

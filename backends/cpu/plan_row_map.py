@@ -27,7 +27,7 @@ from .kernels.row_map import (
 from .kernels.strided import Body, Rows, split_rows, stride_sizes
 from .kernels.strided import View as TensorView
 from .plan_map import body_of, emit, order_of, turned
-from .plan_rows import Function, Reduction, arguments_of, mean_then, over, reduce_views, sizes_of, totals_of
+from .plan_rows import Function, Reduction, arguments_of, over, reduce_views, sizes_of, totals_of, with_means
 from .planner import Planner, View, plans
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ class _Work:
         self.axes: tuple[int, ...] = tuple(op.attr("axes"))
         self.shape: Shape = broadcast_shapes(*(planner.shape(value) for value in values))
         self.prologue, self.body = (op.regions[name].block for name in ("prologue", "body"))
-        kinds = op.attr("kinds")
-        self.totals = totals_of(kinds, result_dtypes(self.prologue))
-        self.means = tuple(index for index, kind in enumerate(kinds) if kind == "mean")
+        self.kinds = op.attr("kinds")
+        self.totals = totals_of(self.kinds, result_dtypes(self.prologue))
+        self.means = tuple(index for index, kind in enumerate(self.kinds) if kind == "mean")
         order = order_of(planner, values, self.shape)
         self.sources = [turned(planner, planner.view(value).broadcast(self.shape), order) for value in values]
         sums, numbers = int(op.attr("sums")), int(op.attr("numbers"))
@@ -188,13 +188,9 @@ class _Work:
 
     def _reduce(self, results: Sequence[View], others: Sequence[View], epilogue: Function) -> None:
         """What the epilogue makes of the totals (None: they themselves) and of the others."""
-        others = list(others)
-        if self.means:
-            elements = self.planner.number(self.elements, self.totals[self.means[0]].dtype)
-            others.append(elements.broadcast(self.shape))
-            epilogue = mean_then(epilogue, len(self.totals), self.means)
         prologue = Function(body_of(self.prologue), signature(self.prologue))
         work = Reduction(self.totals, prologue, epilogue)
+        work, others = with_means(self.planner, work, self.kinds, self.elements, self.shape, others)
         reduce_views(self.planner, self.op, work, self.shape, self.axes, self.sources, results, others)
 
     def apart(self) -> None:

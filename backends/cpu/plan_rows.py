@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...graph.core import Block, Operation, Value
@@ -132,13 +132,9 @@ def plan_reduce(planner: Planner, op: Operation) -> None:
     result = planner.new(op.result, order)
     others = [planner.view(value).broadcast(result.shape) for value in extras_of(op)]
     result, *others = (over(view, shape, axes) for view in (result, *others))
-    dtype = computed_in(result.dtype)
-    epilogue = function_of(epilogue_of(op))
-    if op.attr("kind") == "mean":
-        elements = math.prod(shape[axis] for axis in axes)
-        others.append(planner.number(elements, dtype).broadcast(shape))
-        epilogue = mean_then(epilogue)
-    work = Reduction(totals_of([op.attr("kind")], [dtype]), _prologue(op), epilogue)
+    kinds = [op.attr("kind")]
+    work = Reduction(totals_of(kinds, [computed_in(result.dtype)]), _prologue(op), function_of(epilogue_of(op)))
+    work, others = with_means(planner, work, kinds, math.prod(shape[axis] for axis in axes), shape, others)
     reduce_views(planner, op, work, shape, axes, sources, [result], others)
 
 
@@ -248,7 +244,19 @@ def over(view: View, shape: Shape, axes: Sequence[int]) -> View:
     return view.seen(Strided(shape, tuple(strides), view.layout.offset))
 
 
-def mean_then(epilogue: Function, totals: int = 1, means: Sequence[int] = (0,)) -> Function:
+def with_means(
+    planner: Planner, work: Reduction, kinds: Sequence[str], elements: int, shape: Shape, others: Sequence[View]
+) -> tuple[Reduction, list[View]]:
+    """The reduction over `shape` and its other operands, where totals of kind "mean" are divided by the number of
+    `elements` before the epilogue."""
+    means = tuple(index for index, kind in enumerate(kinds) if kind == "mean")
+    if not means:
+        return work, list(others)
+    divisor = planner.number(elements, work.totals[means[0]].dtype).broadcast(shape)
+    return replace(work, epilogue=_divided(work.epilogue, len(kinds), means)), [*others, divisor]
+
+
+def _divided(epilogue: Function, totals: int, means: tuple[int, ...]) -> Function:
     """Divide those of the totals whose numbers are in `means` by the last of the other operands, then go on."""
 
     def body(b: LoopBuilder, values: Sequence[Value]) -> Sequence[Any]:
@@ -259,7 +267,7 @@ def mean_then(epilogue: Function, totals: int = 1, means: Sequence[int] = (0,)) 
             given[index] = b.div(total, b.cast(elements, total.type.dtype))
         return given[:totals] if epilogue.body is None else epilogue.body(b, given)
 
-    return Function(body, ("mean", totals, tuple(means), epilogue.key))
+    return Function(body, ("mean", totals, means, epilogue.key))
 
 
 def sizes_of(numbers: Sequence[int], static: bool) -> tuple[int | None, ...]:
