@@ -12,9 +12,9 @@ import numpy as np
 
 from ..graph.diagnostics import Diagnostic, ExecutionError, UsageError, require
 from ..graph.evaluation import describe
+from ..graph.forks import hold_while_forking
 from ..graph.module import Module
 from .bound_outputs import check_bound, places, write_results
-from .forks import hold_while_forking
 from .signature import Port, Signature
 
 # Counters are added to under this lock.

@@ -23,6 +23,7 @@ import numpy as np
 
 from .diagnostics import ModelError, UsageError
 from .dtypes import DType, from_numpy, string
+from .forks import hold_while_forking
 from .types import TensorType, tensor
 
 _COPY_CHUNK = 1 << 24
@@ -35,6 +36,7 @@ class MappedFile:
 
     _open: ClassVar[weakref.WeakValueDictionary[tuple[int, int, int, int], MappedFile]] = weakref.WeakValueDictionary()
     _lock: ClassVar[threading.Lock] = threading.Lock()
+    hold_while_forking(_lock)
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path = path

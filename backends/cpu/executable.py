@@ -23,13 +23,13 @@ from ...graph.data import TensorData
 from ...graph.diagnostics import Diagnostic, ExecutionError, TilewrightError, UsageError
 from ...graph.evaluation import as_results
 from ...graph.evaluator import Evaluator
+from ...graph.forks import renew_after_fork
 from ...graph.kernel.strided import Shape
 from ...graph.lowerings.builder import data_of
 from ...graph.module import Module
 from ...passes.manager import PassManager
 from ..executable import Executable, owned
 from ..feed_sizes import usual_shapes
-from ..forks import renew_after_fork
 from .bounds import BOUNDS_VARIABLE
 from .known_sizes import require_room
 from .library import KernelLibrary

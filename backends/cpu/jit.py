@@ -6,8 +6,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from ...graph.forks import hold_while_forking
 from ...graph.module import Module
-from ..forks import hold_while_forking
 from . import compile_worker
 from .elf import PlacedCode, UnsupportedObjectError, is_supported
 from .emit_llvm import emit_module

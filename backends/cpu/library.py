@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
+from ...graph.forks import renew_after_fork
 from ...graph.module import Module
-from ..forks import renew_after_fork
 from .bounds import checks_bounds
 from .cache import default_cache, key_of
 from .compile_queue import CompileQueue, Task

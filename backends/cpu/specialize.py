@@ -20,10 +20,10 @@ from ...graph.core import Block, BlockOutput, Operation
 from ...graph.data import ArrayData
 from ...graph.diagnostics import TilewrightError
 from ...graph.dtypes import from_numpy
+from ...graph.forks import renew_after_fork
 from ...graph.lowerings.rules import deciding_operands
 from ...graph.module import Function, FunctionKey, Module
 from ...graph.types import TensorType
-from ..forks import renew_after_fork
 from .weights import Weights
 
 if TYPE_CHECKING:

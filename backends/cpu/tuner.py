@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ...graph.diagnostics import UsageError
-from ..forks import renew_after_fork
+from ...graph.forks import renew_after_fork
 from .cache import DiskCache, default_cache, key_of
 from .keys import spelled
 from .machine import Machine

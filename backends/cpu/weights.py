@@ -13,8 +13,8 @@ from collections.abc import Callable, Hashable, Iterator
 import numpy as np
 
 from ...graph.core import Value
+from ...graph.forks import renew_after_fork
 from ...graph.lowerings.builder import data_of
-from ..forks import renew_after_fork
 from .kernels.pack import on_cache_lines
 from .machine import usable_cores
 

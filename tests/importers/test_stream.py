@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
@@ -345,3 +347,28 @@ def test_three_gigabytes_are_written_and_loaded_without_memory(tmp_path: Path) -
     count, nbytes, memory = map(int, result.stdout.split())
     assert (count, nbytes) == (30, 30 * 4 * elements)
     assert memory < 16 << 20
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes to fork here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_forked_while_a_file_is_being_mapped_maps_it_too(tmp_path: Path, monkeypatch: Any) -> None:
+    path, begun = tmp_path / "weights", threading.Event()
+    path.write_bytes(b"weights")
+    resolved = Path.resolve
+
+    def slowly(path: Path, strict: bool = False) -> Path:
+        if threading.current_thread() is mapping:
+            begun.set()
+            time.sleep(0.2)
+        return resolved(path, strict)
+
+    monkeypatch.setattr(Path, "resolve", slowly)
+    mapping = threading.Thread(target=MappedFile.open, args=(path,))
+    mapping.start()
+    assert begun.wait(10)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # one that waits for ever is ended
+        os._exit(0 if MappedFile.open(path).view == b"weights" else 1)
+    mapping.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
