@@ -52,7 +52,8 @@ class Outline:
         self._slots: dict[Storage, int] = {}
         for index, value in enumerate(segment.outputs):
             if planner.is_known(value):
-                self.known[index] = as_numbers(planner.known(value), value)
+                # As a view: who gets the elements as a result gets a copy, see `owned`.
+                self.known[index] = as_numbers(planner.known(value), value).view()
             else:
                 base = FIRST_FREE + len(segment.inputs) + len(self.outputs)
                 self.storages.append(_output(planner, value, self._slots))

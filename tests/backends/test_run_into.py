@@ -336,3 +336,21 @@ def test_results_in_sequences_are_the_callers(target: str) -> None:
     for index, array in enumerate(arrays):
         array[...] = index
     assert [array[0] for array in arrays] == list(range(len(arrays)))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_results_that_follow_from_sizes_are_the_callers(target: str) -> None:
+    b = Builder("sizes")
+    x = b.input("x", f32["n", 8])
+    size = b.shape(x)
+    threes = b.constant_of_shape(size, value=np.array([3], np.float32))
+    for name, value in (("size", size), ("threes", threes), ("sum", threes + x)):
+        b.output(value, name)
+    executable = tilewright.compile(b.build(), target=target)
+    for rows in (1, 8, 15, 22) * 3:
+        found = executable.run({"x": np.ones((rows, 8), np.float32)})
+        assert found["size"].tolist() == [rows, 8]
+        assert (found["threes"] == 3).all()
+        assert (found["sum"] == 4).all()
+        for array in found.values():
+            array[...] = 0
