@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -9,9 +10,10 @@ import numpy as np
 
 from ..builder import OpBuilder
 from ..core import Operation, Value
+from ..dims import Dim, prove_equal
 from ..dtypes import f64
 from ..types import TensorType
-from .builder import constant_ints, dtype_of, is_native, rank_of
+from .builder import constant_ints, dtype_of, is_native, rank_of, shape_of
 from .expansions import expands
 
 # A transform by a larger matrix would take too much memory, and too long.
@@ -34,12 +36,14 @@ def _ints(*numbers: int) -> np.ndarray:
 @expands("Einsum")
 def einsum(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
     """Operand after operand: each pair becomes one product, labels that nobody needs any more are summed up."""
-    shapes = [_static(value) for value in op.operand_values]
-    if any(shape is None for shape in shapes) or not all(map(is_native, op.operand_values)):
+    if not all(map(is_native, op.operand_values)) or not dtype_of(op.result).is_float:
         return None
-    if not dtype_of(op.result).is_float or any(0 in (shape or ()) for shape in shapes):
+    shapes = [shape_of(value) for value in op.operand_values]
+    if any(0 in shape for shape in shapes):
         return None
-    labels, wanted = _labels(str(op.attr("equation")), [len(shape or ()) for shape in shapes])
+    labels, wanted = _labels(str(op.attr("equation")), [len(shape) for shape in shapes])
+    if not _fits(labels, shapes):
+        return None
     terms = [_Term(b, value, letters) for value, letters in zip(op.operand_values, labels, strict=True)]
     terms = [term.without_repeats() for term in terms]
     total = terms[0]
@@ -68,15 +72,37 @@ def _labels(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     return named, greek + "".join(sorted(letter for letter in set(letters) if letters.count(letter) == 1))
 
 
+def _fits(labels: Sequence[str], shapes: Sequence[Sequence[Dim]]) -> bool:
+    """Whether sizes are known as far as needed: those of a diagonal, and that a letter has one size or else size 1."""
+    sizes: dict[str, Dim] = {}
+    for letters, shape in zip(labels, shapes, strict=True):
+        for letter, size in zip(letters, shape, strict=True):
+            if letters.count(letter) > 1 and not isinstance(size, int):
+                return False
+            known = sizes.get(letter, 1)
+            if known != 1 and size != 1 and prove_equal(known, size) is not True:
+                return False
+            sizes[letter] = known if size == 1 else size
+    return True
+
+
 class _Term:
-    """A tensor of static sizes with a letter for each dim."""
+    """A tensor with a letter for each dim."""
 
     def __init__(self, b: OpBuilder, value: Value, labels: str) -> None:
         self.b, self.value, self.labels = b, value, labels
 
     @property
-    def sizes(self) -> dict[str, int]:
-        return dict(zip(self.labels, _static(self.value) or (), strict=True))
+    def sizes(self) -> dict[str, Dim]:
+        return dict(zip(self.labels, shape_of(self.value), strict=True))
+
+    def size(self, first: int, count: int = 1) -> Value | int:
+        """How many elements `count` dims have; where that is open, computed: i64[1]."""
+        dims = shape_of(self.value)[first : first + count]
+        if all(isinstance(dim, int) for dim in dims):
+            return math.prod(dim for dim in dims if isinstance(dim, int))
+        sizes: Value = self.b.shape(self.value, start=first, end=first + count)
+        return sizes if count == 1 else self.b.reduce_prod(sizes, keepdims=1)
 
     def without_repeats(self) -> _Term:
         """The diagonal where a letter stands twice: every (n + 1)-th element of both dims as one."""
@@ -110,9 +136,19 @@ class _Term:
     def shaped(self, *groups: str) -> Value:
         """As a tensor with one dim for each group of letters."""
         moved = self.ordered("".join(groups))
-        sizes = [math.prod(moved.sizes[letter] for letter in group) for group in groups]
-        result: Value = self.b.reshape(moved.value, _ints(*sizes))
+        begins = itertools.accumulate(map(len, groups), initial=0)
+        return _reshaped(moved, [moved.size(begin, len(group)) for begin, group in zip(begins, groups, strict=False)])
+
+
+def _reshaped(x: _Term, sizes: Sequence[Value | int]) -> Value:
+    """x with these sizes; none that is a number is 0, so that one which is not may be left open."""
+    computed = [size for size in sizes if isinstance(size, Value)]
+    if len(computed) < 2:
+        result: Value = x.b.reshape(x.value, _ints(*(-1 if isinstance(size, Value) else size for size in sizes)))
         return result
+    parts = [size if isinstance(size, Value) else x.b.const(_ints(size)) for size in sizes]
+    result = x.b.reshape(x.value, x.b.concat(*parts, axis=0), allowzero=1)
+    return result
 
 
 def _contracted(x: _Term, y: _Term, needed: set[str]) -> _Term:
@@ -125,16 +161,16 @@ def _contracted(x: _Term, y: _Term, needed: set[str]) -> _Term:
     inner = "".join(letter for letter in shared if letter not in needed)
     rows = "".join(letter for letter in x.labels if letter not in shared)
     columns = "".join(letter for letter in y.labels if letter not in shared)
-    sizes = {**x.sizes, **y.sizes}
-    product = b.matmul(x.shaped(batch, rows, inner), y.shaped(batch, inner, columns))
     labels = batch + rows + columns
-    return _Term(b, b.reshape(product, _ints(*[sizes[letter] for letter in labels])), labels)
+    product = b.matmul(x.shaped(batch, rows, inner), y.shaped(batch, inner, columns))
+    sizes = [x.size(x.labels.index(each)) if each in x.labels else y.size(y.labels.index(each)) for each in labels]
+    return _Term(b, _reshaped(_Term(b, product, "bmn"), sizes), labels)
 
 
 def _unbroadcast(x: _Term, y: _Term) -> _Term:
     """x without dims of size 1 that are larger in y."""
     other = y.sizes
-    axes = [axis for axis, (letter, size) in enumerate(x.sizes.items()) if size == 1 and other.get(letter, 1) > 1]
+    axes = [axis for axis, (letter, size) in enumerate(x.sizes.items()) if size == 1 and other.get(letter, 1) != 1]
     if not axes:
         return x
     labels = "".join(letter for axis, letter in enumerate(x.labels) if axis not in axes)
