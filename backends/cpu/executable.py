@@ -288,7 +288,7 @@ class CpuExecutable(Executable):
         twin.__dict__.update(self.__dict__, _recorder=(recorder := Recorder(clock)))
         for _ in range(runs):
             twin.run(feeds)
-        return recorder.rows(sizes_of(self.module, feeds))
+        return recorder.rows(sizes_of(self.module, feeds), self._special.covers)
 
     def _segments(self) -> list[Segment]:
         return [step for steps in self._steps.values() for step in steps if isinstance(step, Segment)]

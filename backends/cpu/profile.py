@@ -89,15 +89,19 @@ class Recorder:
         self.steps[key] = step, parts
         self.samples.setdefault(key, []).append(seconds)
 
-    def rows(self, sizes: Mapping[DimExpr, int]) -> Profile:
-        """What was recorded, in the order in which steps ran first; `sizes` are those of dims in the run."""
+    def rows(self, sizes: Mapping[DimExpr, int], has_kernels: Callable[[Operation], bool]) -> Profile:
+        """What was recorded, in the order in which steps ran first; `sizes` are those of dims in the run.
+
+        `has_kernels` tells whether an operation that is no part of a segment is run by kernels even so.
+        """
         figures = {key: owner.figures() for key, owner in self.owners.items()}
         rows = Profile()
         for key, times in self.samples.items():
             (step, parts), seconds = self.steps[key], statistics.median(times)
             if isinstance(step, Operation):
                 types = _types(step, sizes, {})
-                rows.append(Timed(step.name, _place(step), types, seconds, None, 1, is_host_step=True))
+                host = not has_kernels(step)
+                rows.append(Timed(step.name, _place(step), types, seconds, None, 1, is_host_step=host))
                 continue
             shapes, counts = figures[key[0]]
             place, types = ("", "") if step.op is None else (_place(step.op), _types(step.op, sizes, shapes))

@@ -108,7 +108,7 @@ class StepExecutable(CpuExecutable):
         twin.__dict__.update(self.__dict__, _recorder=(recorder := Recorder(clock)))
         for _ in range(runs):
             twin.update(own, (self._loss,), lambda loss: None)
-        return recorder.rows(sizes_of(self.module, own))
+        return recorder.rows(sizes_of(self.module, own), self._special.covers)
 
     def _planned(self, program: Program) -> _Plan | None:
         """What a step with this program has to know; None if some outputs were known before it runs."""

@@ -64,6 +64,16 @@ def test_host_steps_are_timed_too() -> None:
     assert row.seconds > 0
 
 
+def test_what_is_made_of_kernels_when_it_runs_is_no_host_step() -> None:
+    b = Builder("diagonal")
+    b.output(b.einsum(b.input("x", f32["n", "n"]), equation="ii->i"), "y")
+    executable = tilewright.compile(b.build(), target="cpu")
+    (row,) = executable.profile({"x": np.ones((3, 3), np.float32)}, runs=2)
+    assert row.kernel == "einsum"
+    assert not row.is_host_step
+    assert executable.report()["host_steps"] == []
+
+
 def test_command(tmp_path: Path) -> None:
     save(model(), tmp_path / "model.onnx")
     done = CliRunner().invoke(profile, [str(tmp_path / "model.onnx"), "--dim", "n=5", "--runs", "2"])
