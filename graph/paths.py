@@ -45,6 +45,20 @@ def check_target(path: str | os.PathLike[str], what: str = "output") -> None:
         raise UsageError("file/output", f"nothing can be written in the folder of the {what}, {place.parent}")
 
 
+_KINDS = {".onnx": "an ONNX model", ".tw": "IR text", ".twx": "an executable"}
+
+
+def check_kind(path: str | os.PathLike[str], suffix: str) -> None:
+    """Raise UsageError file/output if `path` is a name for another kind of file than that of `suffix`, which is written.
+
+    Often it is that of the model itself, which would be lost.
+    """
+    named = Path(path).suffix.lower()
+    if named in _KINDS and named != suffix:
+        text = f"{os.fspath(path)} is a name for {_KINDS[named]}, but {_KINDS[suffix]} is written"
+        raise UsageError("file/output", text, notes=[f"name a file that ends in {suffix}"])
+
+
 def check_folder(path: str | os.PathLike[str] | None, option: str) -> None:
     """Raise UsageError file/output if `option` wants files in the folder `path`, which is a file."""
     if path is not None and Path(path).exists() and not Path(path).is_dir():

@@ -40,7 +40,7 @@ def execute(
     from tilewright.backends.feeds import FeedPlan
     from tilewright.backends.model_source import open_model
     from tilewright.backends.target import compile_module
-    from tilewright.graph.paths import check_target
+    from tilewright.graph.paths import check_kind, check_target
     from tilewright.tools._inputs import read_sizes
     from tilewright.tools._progress import Progress
     from tilewright.tools._show import console, print_json, size_text
@@ -48,6 +48,7 @@ def execute(
 
     output = output or str(Path(model).with_suffix(".twx"))
     check_target(output)
+    check_kind(output, ".twx")
     started = time.perf_counter()
     module = open_model(model).module
     plan = FeedPlan(module, *read_sizes(dims, shapes))

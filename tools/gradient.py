@@ -38,13 +38,14 @@ def gradient(
     """
     import tilewright
     from tilewright.graph.diagnostics import DiagnosticLog, ModelError
-    from tilewright.graph.paths import check_source, check_target
+    from tilewright.graph.paths import check_kind, check_source, check_target
     from tilewright.tools._inputs import split_names
     from tilewright.tools._show import print_json
 
     target = Path(output) if output else Path(model).with_suffix(".grad.onnx")
     check_source(model, ModelError)
     check_target(output or target)
+    check_kind(target, ".onnx")
     log = DiagnosticLog()
     names = split_names(wrt)
     module = tilewright.load(model)

@@ -56,7 +56,7 @@ def show(
     from pathlib import Path
 
     from tilewright.graph.diagnostics import DiagnosticLog, UsageError
-    from tilewright.graph.paths import check_target
+    from tilewright.graph.paths import check_kind, check_target
     from tilewright.graph.printer import print_module
     from tilewright.passes.explain import render
     from tilewright.passes.registry import rule_class
@@ -66,6 +66,7 @@ def show(
         raise UsageError("ir/options", "name a MODEL, or a reproducer with --reproduce")
     if output is not None:
         check_target(output)
+        check_kind(output, ".tw")
     wanted_rule = rule_class(rule) if rule is not None else None
     log = DiagnosticLog()
     module, pipeline = read_reproducer(reproduce) if reproduce is not None else read(str(model), log)

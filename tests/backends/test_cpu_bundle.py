@@ -104,6 +104,20 @@ def test_command(tmp_path: Path) -> None:
     assert tilewright.load_executable(tmp_path / "model.twx").run({"x": x})["y"].shape == (3, 40)
 
 
+def test_command_does_not_write_over_the_model(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from tilewright.tools.compile_model import compile_model
+
+    path = tmp_path / "model.onnx"
+    tilewright.save(build(), path)
+    before = path.read_bytes()
+    done = CliRunner().invoke(compile_model, [str(path), "-o", str(path)])
+    assert isinstance(done.exception, UsageError)
+    assert "is a name for an ONNX model, but an executable is written" in str(done.exception)
+    assert path.read_bytes() == before
+
+
 def test_a_model_is_no_executable(tmp_path: Path) -> None:
     tilewright.save(build(), tmp_path / "model.onnx")
     with pytest.raises(UsageError, match="no executable of Tilewright") as caught:

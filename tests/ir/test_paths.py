@@ -9,7 +9,7 @@ import pytest
 import tilewright
 from tilewright import Builder, f32
 from tilewright.graph.diagnostics import ModelError, UsageError
-from tilewright.graph.paths import check_folder, check_source, check_target
+from tilewright.graph.paths import check_folder, check_kind, check_source, check_target
 
 
 def test_a_missing_file_names_one_like_it(tmp_path: Path) -> None:
@@ -45,6 +45,16 @@ def test_where_nothing_can_be_written(tmp_path: Path, name: str, message: str) -
     with pytest.raises(UsageError, match=message) as error:
         check_target(f"{tmp_path}/{name}", "chart")
     assert error.value.code == "file/output"
+
+
+def test_a_name_for_another_kind_of_file() -> None:
+    for fine in ("model.twx", "model.bin", "model"):
+        check_kind(fine, ".twx")
+    with pytest.raises(UsageError, match=r"model.onnx is a name for an ONNX model") as error:
+        check_kind(Path("model.onnx"), ".twx")
+    assert error.value.code == "file/output"
+    with pytest.raises(UsageError, match=r"model.TW is a name for IR text, but an ONNX model is written"):
+        check_kind("model.TW", ".onnx")
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def test_a_reproducer_runs_again(command: Callable[..., Any], model: Path, tmp_p
         (["small.onnx", "--why", "identity-to-inputs"], "did you mean identity-to-input?"),
         (["small.onnx", "--why", "fold-batch-norm"], "its rules are: batch-norm-after-linear"),
         (["small.onnx", "-o", "nowhere/out.tw"], "nowhere"),
+        (["small.onnx", "-o", "small.onnx"], "small.onnx is a name for an ONNX model, but IR text is written"),
         (["--reproduce", "broken.tw"], "a reproducer begins with"),
     ],
 )
