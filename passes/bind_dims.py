@@ -122,7 +122,7 @@ def parse_dims(items: Sequence[str]) -> dict[str, int]:
     for item in items:
         name, _, size = item.rpartition("=")
         if name and re.fullmatch(r"-\d+", size.strip()):
-            raise UsageError("bind/size", f"the size of the dim {name!r} must be positive, not {size.strip()}")
+            raise UsageError("bind/size", f"the size of the dim {name!r} cannot be negative, but is {size.strip()}")
         if not name or not size.strip().isdecimal():
             raise UsageError("bind/syntax", f"a dim is given as NAME=SIZE, not {item!r}")
         if found.setdefault(name.strip(), int(size)) != int(size):

@@ -119,6 +119,7 @@ def _facts(timings: list[Timing]) -> dict[str, Any]:
     return {
         "threads": ours.threads,
         "median_ms": {timing.name: timing.median for timing in timings},
+        "least_ms": {timing.name: min(timing.milliseconds) for timing in timings},
         "ratio": {timing.name: timing.median / ours.median for timing in timings[1:]},
         "largest_error": ours.largest_error,
     }

@@ -24,6 +24,7 @@ def test_json_has_medians_and_ratios(command: Callable[..., Any], model: Path) -
     assert [timing["threads"] for timing in report["timings"]] == [1, 2]
     for timing in report["timings"]:
         ours, theirs = timing["median_ms"]["tilewright"], timing["median_ms"]["onnxruntime"]
+        assert 0 < timing["least_ms"]["tilewright"] <= ours
         assert timing["ratio"]["onnxruntime"] == pytest.approx(theirs / ours)
         assert timing["largest_error"] < 1e-5
 

@@ -238,7 +238,7 @@ def test_a_device_is_not_replaced(command: Callable[..., Any], model: Path) -> N
         (["-o", "."], "the output . is a folder"),
         (["-o", "nowhere/out.onnx"], "the folder of the output, nowhere, does not exist"),
         (["--dim", "batch"], "a dim is given as NAME=SIZE, not 'batch'"),
-        (["--dim", "batch=-1"], "the size of the dim 'batch' must be positive, not -1"),
+        (["--dim", "batch=-1"], "the size of the dim 'batch' cannot be negative, but is -1"),
         (["--dim", "height=3"], "no input has a dim called 'height'"),
         (["--input-shape", "x:3"], "[3] has another rank"),
         (["--input-shape", "x:3,5"], "dim 1 of the input 'x' is 4 already, not 5"),
