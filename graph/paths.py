@@ -49,7 +49,7 @@ _KINDS = {".onnx": "an ONNX model", ".tw": "IR text", ".twx": "an executable"}
 
 
 def check_kind(path: str | os.PathLike[str], suffix: str) -> None:
-    """Raise UsageError file/output if `path` is a name for another kind of file than that of `suffix`, which is written.
+    """Raise UsageError file/output if `path` is a name for another kind of file than `suffix`, which is written.
 
     Often it is that of the model itself, which would be lost.
     """
