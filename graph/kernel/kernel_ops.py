@@ -263,8 +263,6 @@ class ConvTranspose(Windowed):
 
     def result_shapes(self, op: Operation, shapes: Sequence[Shape], known: Known) -> list[Shape]:
         _, sizes = transposed_sizes(op, self.window(op, shapes), shapes[0][2:])
-        if any(size < 0 for size in sizes):
-            raise ValueError(f"pads leave less than nothing of {list(shapes[0])}")
         return [(shapes[0][0], self.channels(op, shapes), *sizes)]
 
     def compute(self, op: Operation, *operands: Any) -> Any:

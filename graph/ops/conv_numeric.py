@@ -47,7 +47,21 @@ def _products(filters: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 
 def conv_transpose(op: Operation, window: Window, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    """x [n, c, *spatial] and w [c, m / group, *kernel] give [n, m, *result]: each element adds a scaled kernel."""
+    """x [n, c, *spatial] and w [c, m / group, *kernel] give [n, m, *result]: each element adds a scaled kernel.
+    Raises ValueError as `transposed_sizes` does."""
+    spatial, groups, count, outputs = x.shape[2:], op.attr("group"), x.shape[0], w.shape[1]
+    _, sizes = transposed_sizes(op, window, spatial)
+    if 0 in spatial:
+        result = np.zeros((count, groups * outputs, *sizes), summable(x).dtype)
+    else:
+        result = _cropped(op, window, _added_kernels(op, window, x, w), spatial)
+    if bias is not None:
+        result = result + summable(bias).reshape(-1, *[1] * len(spatial))
+    return result.astype(x.dtype, copy=False)
+
+
+def _added_kernels(op: Operation, window: Window, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """All of the result, before pads are taken off; there is an element at least along each dim of x."""
     spatial, kernel, groups = x.shape[2:], w.shape[2:], op.attr("group")
     count, channels, outputs = x.shape[0], x.shape[1] // groups, w.shape[1]
     columns = summable(x).reshape(count, groups, channels, *spatial)
@@ -69,10 +83,7 @@ def conv_transpose(op: Operation, window: Window, x: np.ndarray, w: np.ndarray, 
         ]
         where: Any = (..., *target)
         result[where] += part
-    result = _cropped(op, window, result.reshape(count, groups * outputs, *full), spatial)
-    if bias is not None:
-        result = result + summable(bias).reshape(-1, *[1] * len(spatial))
-    return result.astype(x.dtype, copy=False)
+    return result.reshape(count, groups * outputs, *full)
 
 
 def _cropped(op: Operation, window: Window, full: np.ndarray, spatial: tuple[int, ...]) -> np.ndarray:
@@ -120,7 +131,7 @@ def conv_weight_gradient(op: Operation, x: np.ndarray, grad: np.ndarray) -> np.n
 
 def transposed_sizes(op: Operation, window: Window, spatial: Sequence[int]) -> tuple[list[int], list[int]]:
     """What is taken off the full result of a transposed convolution in front of each dim, and the sizes of what is
-    left."""
+    left. Raises ValueError where a size would be negative."""
     extra = op.attr("output_padding") or [0] * len(spatial)
     before, sizes = [], []
     for axis, size in enumerate(spatial):
@@ -129,4 +140,6 @@ def transposed_sizes(op: Operation, window: Window, spatial: Sequence[int]) -> t
         low, high = _pads(op, window, axis, full, size)
         before.append(low)
         sizes.append(full - low - high)
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"pads leave less than nothing of {list(spatial)}")
     return before, sizes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import tilewright
+from tilewright.graph.diagnostics import ExecutionError
 from tilewright.graph.dtypes import f32
 
 random = np.random.default_rng(43)
@@ -88,3 +90,24 @@ def test_sizes_of_which_only_a_run_knows() -> None:
     for shape in ((1, 6, 5, 7), (3, 6, 1, 1), (2, 6, 9, 1), (1, 6, 20, 30), (0, 6, 2, 2)):
         x = image(*shape)
         np.testing.assert_allclose(executable.run({"x": x})["y"], reference.run({"x": x})["y"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 3, 4])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_images_without_rows(kernel: int, stride: int) -> None:
+    """Where the kernel is larger than its step there are rows of the bias; a negative size, which inference finds where
+    sizes are declared, is an error of the run."""
+    for pads, more in itertools.product(((0, 0), (1, 1), (0, 1), (2, 2)), range(min(stride, 2))):
+        b, bias = tilewright.Builder("case"), image(3)
+        given = {"strides": [stride, 1], "pads": [pads[0], 0, pads[1], 0], "output_padding": [more, 0]}
+        x = b.input("x", f32["n", 2, "h", "w"])
+        b.output(b.relu(b.conv_transpose(x, image(2, 3, kernel, 2), bias, **given)), "y")
+        size = kernel - stride + more - sum(pads)
+        for target in ("cpu", "reference"):
+            executable = tilewright.compile(b.build(), target=target)
+            if size < 0:
+                with pytest.raises(ExecutionError, match=r"pads leave less than nothing of \[0, 4\]"):
+                    executable.run({"x": image(1, 2, 0, 4)})
+                continue
+            wanted = np.broadcast_to(np.maximum(bias, 0)[:, None, None], (1, 3, size, 5))
+            np.testing.assert_array_equal(executable.run({"x": image(1, 2, 0, 4)})["y"], wanted)
