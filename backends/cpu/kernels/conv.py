@@ -254,7 +254,8 @@ def fill_filters(packed: np.ndarray, w: np.ndarray, conv: Conv, tiling: ConvTili
         filters = filters.reshape(-1, tiling.together, *shape[1:]).transpose(0, 4, 3, 1, 2)
         packed[...] = filters.reshape(-1)
         return
-    target = packed.reshape(conv.groups, -1, conv.depth, tiling.columns)
+    panels = -(-conv.outputs // tiling.columns)
+    target = packed.reshape(conv.groups, panels, conv.depth, tiling.columns)  # a phase without taps has no depth
     for first, last in part_bounds(conv, tiling):
         strip = filters[:, :, first:last]
         order = strip.transpose(0, 3, 2, 1) if conv.x.channel == 1 else strip.transpose(0, 2, 3, 1)
