@@ -82,6 +82,8 @@ class Executable(ABC):
                 require(name, given, Mapping, "a dict of arrays by name")
         chosen, arrays = self.signature.choose(list(outputs)), list(outputs.values())
         bound = [(self.outputs[index], array) for index, array in zip(chosen, arrays, strict=True) if array is not None]
+        if not bound:
+            return dict(zip(outputs, self._results(feeds, chosen), strict=True))
         check_bound(bound)
         results = dict(zip(outputs, self._results(feeds, chosen, arrays), strict=True))
         copied = write_results(bound, [results[port.name] for port, _ in bound])

@@ -73,11 +73,11 @@ class IOBinding:
 
     def bind_ortvalue_input(self, name: str, ortvalue: Any) -> None:
         """Give an input as an `OrtValue` of ONNX Runtime, or one of `get_outputs`; no element is copied."""
-        self.bind_cpu_input(name, _held(ortvalue))
+        self.bind_cpu_input(name, held(ortvalue))
 
     def bind_ortvalue_output(self, name: str, ortvalue: Any) -> None:
         """Ask for an output in the memory of an `OrtValue`."""
-        self.bind_cpu_output(name, _held(ortvalue))
+        self.bind_cpu_output(name, held(ortvalue))
 
     def clear_binding_inputs(self) -> None:
         self._inputs.clear()
@@ -123,8 +123,8 @@ def _check_device(device_type: str) -> None:
         raise UsageError("session/binding", f"memory is bound on the device 'cpu', not on {device_type!r}")
 
 
-def _held(ortvalue: Any) -> Any:
-    """What the value holds, without a copy."""
+def held(ortvalue: Any) -> Any:
+    """What an `OrtValue` of ONNX Runtime, or a `HostValue`, holds; no copy. Raises UsageError for another device."""
     if isinstance(ortvalue, HostValue):
         return ortvalue.value
     _check_device(ortvalue.device_name().lower())

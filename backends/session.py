@@ -5,9 +5,11 @@ Options that mean nothing here are accepted and named in a `SessionWarning`; non
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +18,8 @@ from ..graph.dims import is_symbol, label_of
 from ..graph.module import Module
 from ..graph.types import TensorType
 from .executable import Executable
-from .host_value import type_text
-from .io_binding import IOBinding
+from .host_value import HostValue, type_text
+from .io_binding import IOBinding, held
 from .signature import Port
 from .target import compile_module
 
@@ -115,6 +117,18 @@ class InferenceSession:
         self._warn()
         iobinding.run()
 
+    def run_with_ort_values(
+        self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, Any], run_options: Any = None
+    ) -> list[HostValue]:
+        """As `run`, for `{input name: OrtValue}` in host memory, which is read where it is; see `IOBinding`."""
+        feeds = {name: held(value) for name, value in input_dict_ort_values.items()}
+        types = {port.name: port.type for port in self._executable.outputs}
+        names = output_names or list(types)
+        return [
+            HostValue(result, types[name])
+            for name, result in zip(names, self.run(names, feeds, run_options), strict=True)
+        ]
+
     # ---- describing ----------------------------------------------------------------------------------------------
 
     def get_inputs(self) -> list[NodeArg]:
@@ -183,21 +197,28 @@ class InferenceSession:
         if isinstance(options, Mapping):
             self._ignored += [f"{what}[{key!r}]={value!r}" for key, value in options.items() if key not in used]
             return
-        fresh = type(options)()
-        for name in dir(options):
-            if name.startswith("_") or name in used:
-                continue
-            try:
-                value, default = getattr(options, name), getattr(fresh, name)
-            except Exception:  # a property that only has a value in some state
-                continue
-            if not callable(value) and value != default:
+        kind: Hashable = type(options)
+        for name, default in _defaults(kind).items():
+            value = getattr(options, name, default)
+            if value != default and name not in used:
                 self._ignored.append(f"{what}.{name}={value!r}")
 
     def _warn(self) -> None:
         if self._ignored:
             warnings.warn(f"without effect here: {', '.join(self._ignored)}", SessionWarning, stacklevel=3)
             self._ignored = []
+
+
+@functools.cache
+def _defaults(kind: Any) -> dict[str, Any]:
+    """The settings of a fresh object of a class of options: looked up once, since a run may be given some."""
+    fresh, found = kind(), {}
+    for name in dir(fresh):
+        if name.startswith("_"):
+            continue
+        with contextlib.suppress(Exception):  # a property that only has a value in some state
+            found[name] = getattr(fresh, name)
+    return {name: value for name, value in found.items() if not callable(value)}
 
 
 def _module(source: Any) -> Module:

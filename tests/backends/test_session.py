@@ -11,8 +11,11 @@ import pytest
 from onnx import TensorProto, helper
 
 import tilewright
+from tilewright.backends.host_value import HostValue
 from tilewright.backends.session import InferenceSession, SessionWarning
+from tilewright.graph import types
 from tilewright.graph.diagnostics import ExecutionError, ModelError, UsageError
+from tilewright.graph.dtypes import f16
 
 F32 = np.float32
 
@@ -178,6 +181,25 @@ def test_real_options_of_onnxruntime_are_understood() -> None:
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     with pytest.warns(SessionWarning, match=r"graph_optimization_level"):
         InferenceSession(model(), options)
+    stop = runtime.RunOptions()
+    stop.terminate = True
+    with pytest.warns(SessionWarning, match=r"run_options.terminate=True"):
+        InferenceSession(model()).run(None, FEEDS, stop)
+
+
+def test_values_of_onnxruntime_are_read_where_they_are() -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    session = InferenceSession(model())
+    arrays = {"x": FEEDS["x"], "u": FEEDS["u"]}
+    values = {name: runtime.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
+    values["s"] = HostValue(FEEDS["s"], types.sequence(types.tensor(f16, None)))
+    for wanted in (None, ["v"]):
+        found = session.run_with_ort_values(wanted, values)
+        for value, expected in zip(found, session.run(wanted, FEEDS), strict=True):
+            np.testing.assert_array_equal(value.numpy(), expected)
+            assert value.shape() == list(expected.shape)
+    names = [output.type for output in session.get_outputs()]
+    assert [value.data_type() for value in session.run_with_ort_values([], values)] == names
 
 
 def test_errors_are_ours_and_name_the_trouble(tmp_path: Path) -> None:
