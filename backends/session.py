@@ -9,7 +9,7 @@ import contextlib
 import functools
 import os
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -197,7 +197,7 @@ class InferenceSession:
         if isinstance(options, Mapping):
             self._ignored += [f"{what}[{key!r}]={value!r}" for key, value in options.items() if key not in used]
             return
-        kind: Hashable = type(options)
+        kind: Any = type(options)
         for name, default in _defaults(kind).items():
             value = getattr(options, name, default)
             if value != default and name not in used:
