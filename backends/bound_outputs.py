@@ -9,6 +9,7 @@ import numpy as np
 
 from ..graph.diagnostics import Diagnostic, ExecutionError, TilewrightError, UsageError
 from ..graph.evaluation import describe
+from ..graph.names import type_text
 from ..graph.types import TensorType
 from .signature import Port
 
@@ -63,7 +64,7 @@ def write_results(bound: Sequence[Bound], results: Sequence[Any]) -> int:
 
 def _check_memory(port: Port, array: Any) -> None:
     if not isinstance(port.type, TensorType):
-        reason = f"it is {port.type}; only tensors can be"
+        reason = f"it is {type_text(port.type)}; only tensors can be"
     elif not isinstance(array, np.ndarray):
         reason = f"that takes a numpy array, not {type(array).__name__}"
     elif not array.flags.writeable:
@@ -94,7 +95,8 @@ def _complaint(misfits: Sequence[tuple[Port, np.ndarray, str]]) -> TilewrightErr
     """An error that says all of it."""
     return ExecutionError.collect([
         Diagnostic(
-            "run/output-type", f"the output {port.name!r} is {port.type}, its array is {describe(array)}: {reason}"
+            "run/output-type",
+            f"the output {port.name!r} is {type_text(port.type)}, its array is {describe(array)}: {reason}",
         )
         for port, array, reason in misfits
     ])  # fmt: skip

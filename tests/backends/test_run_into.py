@@ -33,6 +33,15 @@ def network() -> Any:
     return b.build()
 
 
+def test_an_error_says_types_as_the_model_does() -> None:
+    b = Builder("one")
+    b.output(b.relu(b.input("x", f32["n", 6])), "y")
+    model = tilewright.load(tilewright.to_bytes(b.build()))  # where each n is a symbol of its own
+    executable = tilewright.compile(model)
+    with pytest.raises(ExecutionError, match=r"the output 'y' is f32\[n, 6\], its array is f32\[3, 6\]: the result is"):
+        executable.run_into({"x": floats(2, 6)}, {"y": floats(3, 6)})
+
+
 @pytest.fixture(scope="module", params=TARGETS)
 def executable(request: pytest.FixtureRequest) -> Any:
     return tilewright.compile(network(), target=request.param, threads=2)
