@@ -15,6 +15,7 @@ from .kernels.resample import (
     build_resample,
     resample_arguments,
     resample_buffers,
+    resample_scratch,
     resample_units,
     same,
     taps_of,
@@ -128,7 +129,7 @@ def _resample(planner: Planner, x: View, y: View, taps: dict[int, Taps]) -> None
     for name, layout in (("x", source), ("y", target)):
         given |= {f"{name}_outer{axis}": stride for axis, stride in enumerate(layout.strides)}
     units = resample_units(extents[:count], extents[count]) if y.layout.size else 0
-    scratch = source.shape[count + 1] * resample_buffers(kernel)["scratch"].numpy.itemsize
+    scratch = resample_scratch(source.shape[count + 1]) * resample_buffers(kernel)["scratch"].numpy.itemsize
     planner.call(
         compiled, resample_arguments(kernel), given, units, 4.0 * y.layout.size * row.count * column.count, scratch
     )

@@ -11,6 +11,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import tilewright
+from tilewright.backends.cpu.bounds import BOUNDS_VARIABLE
 from tilewright.graph.dtypes import BY_NAME, f32, from_numpy, i64
 from tilewright.graph.model_builder import Builder
 
@@ -267,6 +268,20 @@ def test_integers_that_are_cropped_stay_exact() -> None:
     found, wanted = (tilewright.compile(b.build(), target=target).run({"x": x})["y"] for target in ("cpu", "reference"))
     np.testing.assert_array_equal(found, wanted)
     assert (found[0, 0, 0] == 7).all()
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("columns", [3, 16, 17])
+def test_threads_have_room_for_their_rows(mode: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BOUNDS_VARIABLE, "1")
+    x = random.normal(size=(1, 3, 3, columns)).astype(np.float32)
+    b = Builder("image")
+    b.output(b.resize(b.input("x", f32[x.shape]), None, None, np.array([1, 3, 1025, 17]), mode=mode), "y")
+    threads = [tilewright.compile(b.build(), target="cpu", threads=count).run({"x": x})["y"] for count in (1, 3, 7)]
+    wanted = tilewright.compile(b.build(), target="reference").run({"x": x})["y"]
+    for found in threads:
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(found, threads[0])
 
 
 # ---- Resize that smooths ---------------------------------------------------------------------------------------------

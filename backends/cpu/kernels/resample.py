@@ -23,6 +23,9 @@ from ..machine import Machine
 from .move import moved_as
 from .strided import Size, StridedBuilder, argument_names
 
+# Lanes of a vector, at most.
+_WIDEST = 16
+
 
 @dataclass(frozen=True)
 class Taps:
@@ -102,6 +105,11 @@ def resample_arguments(kernel: Resample) -> list[str]:
     return argument_names(list(resample_buffers(kernel)), resample_sizes(kernel))
 
 
+def resample_scratch(source_columns: int) -> int:
+    """Elements of scratch memory for each thread: a row of x, in whole vectors of the widest kind."""
+    return -(-source_columns // _WIDEST) * _WIDEST
+
+
 def resample_units(outer: Sequence[int], rows: int) -> int:
     """How many units of work there are for these extents."""
     return math.prod(outer) * rows
@@ -125,14 +133,14 @@ class _ResampleBuilder(StridedBuilder):
     def __init__(self, name: str, kernel: Resample, machine: Machine) -> None:
         self.wide = computed(kernel)
         super().__init__(name, machine, resample_buffers(kernel), resample_sizes(kernel), self.wide)
-        self.lanes = min(16, self.lanes)
+        self.lanes = min(_WIDEST, self.lanes)
         self.kernel = kernel
         self.dims = [f"outer{axis}" for axis in range(len(kernel.outer))]
 
     def units(self) -> None:
         b, rank = self.b, len(self.dims)
         rows = self.size("rows")
-        own = b.mul(b.div(b.add(self.size("source_columns"), 15), 16), 16)
+        own = b.mul(b.div(b.add(self.size("source_columns"), _WIDEST - 1), _WIDEST), _WIDEST)
         self.scratch = b.view(b["scratch"], b.mul(b["thread"], own)) if self.uses_scratch else b["scratch"]
         with b.loop(b["begin"], b["end"]) as unit:
             row = b.rem(unit, rows)
