@@ -89,8 +89,11 @@ class FreeDims:
             if not isinstance(resolved, int) and is_symbol(resolved):
                 self.pin(resolved.label, size, why)
 
-    def choices(self) -> list[Choice]:
-        """What is left to choose once some dims are pinned: an option is the sizes of all dims of a role."""
+    def choices(self, lengths: Sequence[int] = ()) -> list[Choice]:
+        """What is left to choose once some dims are pinned: an option is the sizes of all dims of a role.
+
+        `lengths` are tried soon, after two ordinary ones.
+        """
         by_role: dict[str, list[str]] = {}
         for key, role in self.roles.items():
             if key not in self.pinned:
@@ -105,7 +108,8 @@ class FreeDims:
             options = [dict.fromkeys(high, height) | dict.fromkeys(wide, width) for height, width in IMAGE]
             choices.append(Choice("image", [option for at, option in enumerate(options) if option not in options[:at]]))
         if length := by_role.get("length"):
-            options = [dict.fromkeys(length, size) for size in LENGTH]
+            sizes = dict.fromkeys((*LENGTH[:2], *lengths, *LENGTH[2:]))
+            options = [dict.fromkeys(length, size) for size in sizes]
             options[1] = {key: LENGTH[1] + 2 * position for position, key in enumerate(length)}
             choices.append(Choice("length", options))
         return choices

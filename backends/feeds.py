@@ -26,7 +26,7 @@ from ..graph.module import Module
 from ..graph.ops.masked_rows import lowest
 from ..graph.types import TensorType, Type
 from .feed_sizes import UNRANKED, Choice, FreeDims, combinations, resolve, shape_for
-from .input_facts import InputFacts, facts_of_inputs
+from .input_facts import InputFacts, facts_of_inputs, named_sizes
 from .sample_images import image_axes, pages
 
 # Positions into the options of each of a plan's choices.
@@ -61,7 +61,7 @@ class FeedPlan:
             self.dims.add(name, type)
         self._pin(dims or {}, shapes or {}, within)
         self.shapes = {name: tuple(shape) for name, shape in (shapes or {}).items()}
-        self.choices = [*self.dims.choices(), *self._value_choices()]
+        self.choices = [*self.dims.choices(named_sizes(module)), *self._value_choices()]
 
     def _check_names(self, names: Sequence[str]) -> None:
         for name in names:
@@ -118,6 +118,13 @@ class FeedPlan:
         `unlike` names scenarios already in use: those that differ from them in most respects then come first.
         """
         return combinations(self.choices, unlike)
+
+    def neighbours(self, scenario: Scenario) -> Iterator[Scenario]:
+        """Combinations that differ from `scenario` in one choice, the first or the second option of it."""
+        for place, choice in enumerate(self.choices):
+            for index in range(min(2, len(choice.options))):
+                if index != scenario[place]:
+                    yield (*scenario[:place], index, *scenario[place + 1 :])
 
     def chosen(self, scenario: Scenario) -> dict[str, Any]:
         """The size of each open dim and the values chosen, by name."""

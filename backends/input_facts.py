@@ -8,6 +8,7 @@ through operators that only move or convert it, into regions and model-local fun
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ _MOVING = frozenset(
 _BETWEEN = frozenset(("add", "cast", "div", "max", "mul", "reshape", "sub", "tanh", "where"))
 _PRODUCTS = frozenset(("einsum", "gemm", "matmul"))
 _MOST_STEPS = 8
+_MOST_NAMED_SIZES, _LARGEST_NAMED_SIZE = 6, 16_384
 # Which operand of an operator for attention is added to the scores.
 _MASKS_OF = {
     ("", "Attention"): 3, ("com.microsoft", "Attention"): 5, ("com.microsoft", "MultiHeadAttention"): 5,
@@ -65,6 +67,27 @@ def facts_of_inputs(module: Module) -> tuple[InputFacts, ...]:
     """The facts of each input of `main` that has no default, in order."""
     main = module.main
     return tuple(_facts(module, argument) for argument in main.inputs if argument not in main.defaults)
+
+
+def named_sizes(module: Module) -> list[int]:
+    """Numbers that tensors of open sizes are reshaped or expanded to, the most frequent first.
+
+    An exporter may write down a length of its example, though the file says that any will do: then only that one runs.
+    """
+    found: Counter[int] = Counter()
+    for op in module.main.walk():
+        if op.name not in ("reshape", "expand") or _is_static(op.input(0)):
+            continue
+        target = op.input(1)
+        parts = [target]
+        if target is not None and target.producer is not None and target.producer.name == "concat":
+            parts = list(target.producer.operands)
+        found.update({each for part in parts for each in _small_constant(part) if 1 < each <= _LARGEST_NAMED_SIZE})
+    return [number for number, _ in found.most_common(_MOST_NAMED_SIZES)]
+
+
+def _is_static(value: Value | None) -> bool:
+    return value is not None and isinstance(value.type, TensorType) and value.type.is_static
 
 
 def _facts(module: Module, argument: Value) -> InputFacts:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -210,11 +211,12 @@ def _with_hidden_rows(runner: Runner, plan: FeedPlan, taken: Sequence[Scenario],
 def _first_that_runs(
     runner: Runner, plan: FeedPlan, taken: Sequence[Scenario], seed: int
 ) -> tuple[Scenario, _Result] | None:
-    """The first scenario unlike `taken` that the model accepts. Raises the error of the first if none ever did."""
+    """The first scenario unlike `taken`, or else near it, that the model accepts. Raises the error of the first if none
+    ever did."""
     first_error: TilewrightError | None = None
-    for tries, scenario in enumerate(plan.scenarios(taken)):
-        if tries >= (FURTHER_TRIES if taken else FIRST_TRIES):
-            break
+    scenarios = islice(plan.scenarios(taken), FURTHER_TRIES if taken else FIRST_TRIES)
+    near = (scenario for scenario in plan.neighbours(taken[0]) if scenario not in taken) if taken else ()
+    for scenario in chain(scenarios, near):
         try:
             return scenario, _attempt(runner, plan, scenario, seed)._replace(refusal=first_error)
         except TilewrightError as error:

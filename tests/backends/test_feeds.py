@@ -234,3 +234,18 @@ def test_zeros_or_ones_may_be_what_hides() -> None:
 
 def test_without_a_mask_nothing_is_hidden() -> None:
     assert FeedPlan(identity_of(x=f32[2, 3], ids=i64[2, 3])).ways_to_hide() == []
+
+
+def test_a_length_that_an_exporter_wrote_down_is_tried_soon() -> None:
+    b = Builder()
+    x = b.input("x", f32["batch", "length", 32])
+    batch = b.shape(x, start=0, end=1)
+    heads = b.reshape(x, b.concat(batch, [9], [4], [8], axis=0))
+    b.output(b.reshape(heads, [-1, 9, 32]), "y")
+    module = b.build()
+    plan = FeedPlan(module)
+    tried = [plan.chosen(scenario)["length"] for scenario in plan.scenarios()]
+    assert tried[:3] == [16, 7, 9]
+    report = tilewright.parity(module, engine="reference")
+    assert report.passed
+    assert [run.inputs for run in report.runs] == ["batch=1 length=9", "batch=2 length=9"]
