@@ -6,12 +6,17 @@ code (`shape/matmul-k`), a sentence, the location it speaks of, and notes; `rend
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .location import Location
+
+
+# So many findings of one code are told in the text of an error; all of them are in its `diagnostics`.
+MOST_OF_A_CODE = 8
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,17 @@ class TilewrightError(Exception):
         return self
 
     def __str__(self) -> str:
-        return "\n".join(diagnostic.render() for diagnostic in self.diagnostics)
+        """All findings; of those with the same code the first few, since a missing file concerns many tensors."""
+        lines: list[str] = []
+        counts: Counter[str] = Counter()
+        for diagnostic in self.diagnostics:
+            counts[diagnostic.code] += 1
+            if counts[diagnostic.code] <= MOST_OF_A_CODE:
+                lines.append(diagnostic.render())
+        lines += [
+            f"  and {count - MOST_OF_A_CODE} more of {code}" for code, count in counts.items() if count > MOST_OF_A_CODE
+        ]
+        return "\n".join(lines)
 
 
 class ModelError(TilewrightError):

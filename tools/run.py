@@ -177,7 +177,7 @@ def show(rows: list[dict[str, Any]], inputs: list[dict[str, Any]], made_up: list
             notes = [f"{row['not_finite']:,} NaN or infinite"] if row.get("not_finite") else []
             notes += [", ".join(map(repr, row["first"]))] if "first" in row else []
             notes += ["made up"] if title == "input" and row["name"] in made_up else []
-            made.add_row(f"{title} {row['name']}", row["type"], *figures, ", ".join(notes))
+            made.add_row(f"{title} {row['name']}", row["type"], *figures, "; ".join(notes))
         made.add_section()
     console().print(made)
 

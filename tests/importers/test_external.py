@@ -6,10 +6,13 @@ import os
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 from onnx import TensorProto
 
-from tilewright.graph.diagnostics import ModelError
+import tilewright
+from tilewright import Builder, f32
+from tilewright.graph.diagnostics import MOST_OF_A_CODE, ModelError
 from tilewright.graph.location import NodeLocation
 from tilewright.importers.onnx.external import ExternalFiles, resolve_external
 
@@ -218,3 +221,21 @@ def test_each_file_is_checked_once(folder: Path) -> None:
     first = files.resolve("w.bin", 0, 10)
     (folder / "w.bin").unlink()
     assert files.resolve("w.bin", 10, 10).path == first.path
+
+
+def test_a_missing_file_is_told_for_a_few_tensors(tmp_path: Path) -> None:
+    """All of them are in the error's `diagnostics`."""
+    b = Builder()
+    x = b.input("x", f32[1024])
+    for index in range(MOST_OF_A_CODE + 3):
+        x = x + b.const(np.full(1024, index, np.float32), name=f"w{index}")
+    b.output(x, "y")
+    tilewright.save(b.build(), tmp_path / "model.onnx", external=True)
+    [data] = [path for path in tmp_path.iterdir() if path.suffix != ".onnx"]
+    data.unlink()
+    with pytest.raises(ModelError) as caught:
+        tilewright.load(tmp_path / "model.onnx")
+    assert len(caught.value.diagnostics) == MOST_OF_A_CODE + 3
+    text = str(caught.value)
+    assert text.count("error[onnx/external-missing]") == MOST_OF_A_CODE
+    assert text.endswith("  and 3 more of onnx/external-missing")
