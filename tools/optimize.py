@@ -10,7 +10,7 @@ import click
 @click.command("optimize")
 @click.argument("model", type=click.Path())
 @click.option("-o", "--output", metavar="OUT", help="Where to write; default: MODEL with `.opt.onnx`. May be MODEL.")
-@click.option("-O", "--level", type=click.IntRange(0, 3), help="How far to go, see below; default 2.")
+@click.option("-O", "--level", type=click.IntRange(0, 3), help="How far to go, see above; default 2.")
 @click.option("--passes", metavar="PIPELINE", help='Run these passes instead of a level\'s: "fold,cse,dce".')
 @click.option("--opset", type=int, metavar="N", help="Write at opset N; default: the model's own.")
 @click.option(

@@ -81,8 +81,8 @@ def execute(
             executable.run(feeds, wanted)
             times["seconds"] = time.perf_counter() - started
             times["compile_seconds"] = seconds + max(trial.seconds - times["seconds"], 0.0)
-    for warning in caught:
-        console(stderr=True).print(str(warning.message), style="yellow")
+    for message in dict.fromkeys(str(warning.message) for warning in caught):  # the model runs twice
+        console(stderr=True).print(message, style="yellow")
     made_up = [facts.name for facts in plan.inputs]
     rows = [summary(name, value) for name, value in results.items()]
     files = write_outputs(Path(output_dir), results) if output_dir is not None else {}

@@ -132,7 +132,8 @@ def default_cache() -> DiskCache | None:
         return None
     problem = prepare(folder)
     if problem:
-        warnings.warn(f"kernels are not kept on disk: {problem}", CacheWarning, stacklevel=2)
+        # All callers are one place to warn at, so that a user is told once.
+        warnings.warn(f"kernels are not kept on disk: {problem}", CacheWarning, stacklevel=1)
         return None
     return _of_process(folder)
 

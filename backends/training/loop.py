@@ -35,6 +35,11 @@ class Run:
     interrupted: bool = False
     resumed: dict[str, Any] | None = None
 
+    def __repr__(self) -> str:
+        ends = f", losses {self.losses[0]:.4g} to {self.losses[-1]:.4g}" if self.losses else ""
+        stopped = ", interrupted" if self.interrupted else ""
+        return f"<Run of {len(self.losses):,} steps, {self.epoch} epochs{ends}{stopped}>"
+
 
 def fit(
     trainer: Trainer,

@@ -240,3 +240,13 @@ def test_strings_are_shown(command: Callable[..., Any], tmp_path: Path) -> None:
     assert "'a', 'b', 'c'" in done.out
     assert "'a!', 'b!', 'c!'" in done.out
     assert "'d!'" not in done.out
+
+
+def test_a_warning_is_told_once(
+    command: Callable[..., Any], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "file" / "cache"))
+    done = command("run", model)
+    assert done.code == 0, done.err
+    assert done.err.count("kernels are not kept on disk") == 1

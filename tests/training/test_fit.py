@@ -40,6 +40,12 @@ def test_a_trainer_says_what_it_trains() -> None:
     assert repr(made) == f"<Trainer on cpu of {count:,} parameters, for x, target>"
 
 
+def test_a_run_says_how_it_went() -> None:
+    run = train.fit(trainer(), batches(), epochs=2)
+    assert repr(run) == f"<Run of 14 steps, 2 epochs, losses {run.losses[0]:.4g} to {run.losses[-1]:.4g}>"
+    assert repr(type(run)()) == "<Run of 0 steps, 0 epochs>"
+
+
 # ---- data ------------------------------------------------------------------------------------------------------------
 
 
