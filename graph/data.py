@@ -15,12 +15,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
 import numpy as np
 
+from .cached import cached_property
 from .diagnostics import ModelError, UsageError
 from .dtypes import DType, from_numpy, string
 from .forks import hold_while_forking

@@ -27,12 +27,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
 from . import types
+from .cached import cached_property
 
 if TYPE_CHECKING:
     from .builder import OpBuilder

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ...graph.cached import cached_property
 from ...graph.core import Block, Operation, Value
 from ...graph.dtypes import DType
 from ...graph.kernel.bodies import cost, parted, picked, result_dtypes, signature

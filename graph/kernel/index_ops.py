@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from .. import opdef
+from ..cached import cached_property
 from ..opdef import AttributeSpec, Trait, op
 from ..ops.numeric import running
 from ..ops.resize_numeric import resized

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from .. import types
+from ..cached import cached_property
 from ..core import Block, Operation, Value
 from ..diagnostics import TypeInferenceError
 from ..opdef import AttributeSpec, Trait

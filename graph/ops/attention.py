@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from .. import types
+from ..cached import cached_property
 from ..diagnostics import TypeInferenceError
 from ..dims import Dim, product
 from ..opdef import AttributeSpec, OpDefinition, Parameter, ParameterKind, op

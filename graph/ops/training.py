@@ -6,11 +6,11 @@ Each has a body in standard operators, which is what a file gets; targets with a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..cached import cached_property
 from ..core import Operation
 from ..dims import Dim, product
 from ..opdef import AttributeSpec, OpDefinition, lookup, op

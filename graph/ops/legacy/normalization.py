@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ...cached import cached_property
 from ...dims import Dim
 from ...opdef import Parameter, ParameterKind
 from .base import OldForm, old_form, shape_of, today

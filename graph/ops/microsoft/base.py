@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from ... import dtypes, types
+from ...cached import cached_property
 from ...core import AttributeReference
 from ...diagnostics import ExecutionError
 from ...opdef import AttributeSpec, OpDefinition, ParameterKind
