@@ -39,7 +39,7 @@ _REGIONS = {
     "kernel.integer_conv": "epilogue", "kernel.rows": "epilogue",
 }  # fmt: skip
 # Operations that are the same code for a number and for an operand.
-_SAME = frozenset({"add", "sub", "mul", "div", "maximum", "minimum"})
+_SAME = frozenset({"add", "sub", "mul", "div", "quotient", "maximum", "minimum"})
 
 
 class ShareKernels(Pass):

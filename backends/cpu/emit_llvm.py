@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -142,6 +142,14 @@ class _Emitter:
         return f"@{name}"
 
 
+class Divisor(NamedTuple):
+    """What `scalar.quotient` needs of a divisor: the number and its inverse, both scaled, and the scale."""
+
+    number: str
+    inverse: str
+    scale: str
+
+
 class FunctionEmitter:
     """Emits one function; `lines` collects its body, `names` what each value is called there."""
 
@@ -156,6 +164,7 @@ class FunctionEmitter:
         self.checked = emitter.checked
         # If bounds are checked: the addresses where the memory of each buffer begins and ends.
         self.bounds: dict[Value, tuple[str, str]] = {}
+        self.divisors: dict[Value, Divisor] = {}
         self.access = 0
 
     def text(self) -> str:

@@ -7,7 +7,7 @@ from ...graph.core import Operation, Value
 from ...graph.types import Type
 from .bounds import checked_lanes, checked_pointer, checked_row
 from .emit_llvm import SUFFIXES, FunctionEmitter, emits, llvm_type, memory_type, operand_facts, splat
-from .emit_scalars import arithmetic
+from .emit_scalars import arithmetic, prepare_divisor
 
 
 @emits("loop.for")
@@ -241,7 +241,9 @@ def _broadcast(e: FunctionEmitter, op: Operation, operands: list[str]) -> str:
     scalar, vector = operand_facts(op)[0], llvm_type(op.result.type)
     single = e.emit(f"insertelement {vector} poison, {scalar} {operands[0]}, i32 0")
     lanes = op.attributes["lanes"]
-    return e.emit(f"shufflevector {vector} {single}, {vector} poison, <{lanes} x i32> zeroinitializer")
+    result = e.emit(f"shufflevector {vector} {single}, {vector} poison, <{lanes} x i32> zeroinitializer")
+    prepare_divisor(e, op.result, result)
+    return result
 
 
 @emits("loop.iota")

@@ -207,7 +207,7 @@ def cost(block: Block) -> int:
 _COSTS = dict.fromkeys(
     ("exp", "expm1", "log", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh",
      "acosh", "atanh", "erf", "pow"), 12,
-) | {"div": 4, "sqrt": 4, "mod": 4, "fmod": 4}  # fmt: skip
+) | {"div": 4, "quotient": 4, "sqrt": 4, "mod": 4, "fmod": 4}  # fmt: skip
 
 
 def _apply(op: Operation, handler: Any, operands: list[Scalar]) -> Scalar:

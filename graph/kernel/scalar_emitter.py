@@ -22,7 +22,7 @@ _DIRECT = {
     "sub": "sub", "mul": "mul", "div": "div", "minimum": "min", "maximum": "max", "equal": "eq",
     "less": "lt", "less_equal": "le", "logical_and": "and", "logical_or": "or", "logical_xor": "xor",
     "logical_not": "not", "bit_and": "and", "bit_or": "or", "bit_xor": "xor", "bit_not": "not", "shift_left": "shl",
-    "shift_right": "shr",
+    "shift_right": "shr", "quotient": "quotient",
 }  # fmt: skip
 _ROUNDINGS = frozenset({"floor", "ceil", "round"})
 

@@ -120,6 +120,8 @@ UNARY, BINARY, TERNARY = ("x",), ("x", "y"), ("x", "y", "z")
 _rows(BINARY, NUMBERS, add=np.add, sub=np.subtract, mul=np.multiply, div=_divide, rem=_remainder)
 # NaN if either operand is NaN.
 _rows(BINARY, NUMBERS, min=np.minimum, max=np.maximum)
+# A division that only has to be exact as far as rounding it to an integer of at most 2**22 shows.
+_rows(BINARY, FLOAT, quotient=_divide)
 _rows(TERNARY, FLOAT, fma=fused_multiply_add)
 _rows(UNARY, NUMBERS, neg=np.negative, abs=np.abs)
 # `round` takes halves to the even neighbour.

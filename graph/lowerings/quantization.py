@@ -95,7 +95,8 @@ def quantize(op: Operation, k: KernelBuilder) -> Sequence[Value] | None:
     number = None if zero is None or dtype.is_float else number_of(zero)
 
     def body(s: Any, element: Any, factor: Any, offset: Any) -> Any:
-        ratio = s.div(s.cast(element, divided), s.cast(factor, divided))
+        divide = s.quotient if divided is f32 and not dtype.is_float else s.div
+        ratio = divide(s.cast(element, divided), s.cast(factor, divided))
         if dtype.is_float:
             ratio = s.cast(ratio, f32)
             return ratio if offset is None or dtype.bits == 8 else s.add(ratio, offset)

@@ -29,7 +29,7 @@ UNARY = (
 )  # fmt: skip
 BINARY = (
     "add", "sub", "mul", "div", "mod", "fmod", "pow", "minimum", "maximum", "equal", "less", "less_equal",
-    "logical_and", "logical_or", "logical_xor", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right",
+    "logical_and", "logical_or", "logical_xor", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right", "quotient",
 )  # fmt: skip
 
 
@@ -97,6 +97,11 @@ class NumpyScalars:
             return x / y
         # numpy floors; the remainder of C, which has the dividend's sign, makes the rest divide exactly.
         return ((x - np.fmod(x, y)) // y).astype(x.dtype)
+
+    def quotient(self, x: Scalar, y: Scalar) -> Scalar:
+        """x / y of floats, for what is rounded to an integer next. A code generator may give another float where that
+        is less than 1/4, and where it is more than 2**22 (which what it gives is, too)."""
+        return self.div(x, y)
 
     def pow(self, x: Scalar, y: Scalar) -> Scalar:
         dtype = np.asarray(x).dtype

@@ -15,7 +15,7 @@ from tilewright.graph.module import Module
 DTYPES = [BY_NAME[name] for name in ("f32", "f64", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "bool")]
 INPUTS = {"add": 2, "sub": 2, "mul": 2, "div": 2, "rem": 2, "min": 2, "max": 2, "fma": 3, "neg": 1, "abs": 1, "sqrt": 1,
           "floor": 1, "ceil": 1, "round": 1, "trunc": 1, "and": 2, "or": 2, "xor": 2, "not": 1, "shl": 2, "shr": 2,
-          "eq": 2, "ne": 2, "lt": 2, "le": 2}  # fmt: skip
+          "eq": 2, "ne": 2, "lt": 2, "le": 2, "quotient": 2}  # fmt: skip
 COUNT = 128
 
 
@@ -76,6 +76,38 @@ def test_compiled_code_agrees_with_the_interpreter(dtype: DType, lanes: int, wid
             np.testing.assert_allclose(mine, theirs, rtol=1e-15 if dtype.bits == 64 else 1e-7)
         else:
             assert equal(mine, theirs), (name, mine, theirs, given)
+
+
+@pytest.mark.parametrize(("lanes", "width"), [(0, 128), (4, 128), (8, 256), (16, 512)])
+@pytest.mark.parametrize(
+    "divisor", [0.02, 1.0, 3.0, -0.7, 255.0, 1e-40, 3e-45, 2e-18, 1e-38, 3e19, 3e38, np.inf, np.nan, 0.0, -0.0]
+)
+@pytest.mark.parametrize("is_constant", [True, False])
+def test_quotients_are_rounded_as_those_of_a_division(
+    divisor: float, is_constant: bool, lanes: int, width: int
+) -> None:
+    """In the middle between two integers and right beside it, too; what is far beyond them is as far."""
+    y = np.float32(divisor)
+    with np.errstate(all="ignore"):
+        random = np.random.default_rng(7)
+        middles = ((np.arange(-400, 400) + 0.5) * np.float64(y)).astype(np.float32)
+        wide = (random.integers(-(2**21), 2**21, 800) * 0.5 * np.float64(y)).astype(np.float32)
+        near = [np.nextafter(middles, np.float32(side)) for side in (-np.inf, np.inf)]
+        odd = np.resize(np.concatenate([numbers(f32, 1), random.normal(0, 1e38, 72).astype(np.float32)]), 208)
+        x = np.concatenate([middles, wide, *near, odd])
+        wanted = x / y
+    b = LoopBuilder("apply", x=types.buffer(f32), y=types.buffer(f32), n=types.scalar(i64), z=types.buffer(f32))
+    common = divisor if is_constant else b.load(b["y"], 0)
+    common = b.broadcast(common, lanes) if lanes and not is_constant else common
+    with b.loop(0, b["n"], max(lanes, 1)) as i:
+        b.store(b.scalar("quotient", b.load(b["x"], i, lanes), common), b["z"], i)
+    given = [x, np.array([y]), len(x), np.zeros_like(x)]
+    ours, compiled = run_both(b.module(), given, width)
+    assert np.array_equal(ours[3], wanted, equal_nan=True)
+    assert np.array_equal(np.isnan(compiled[3]), np.isnan(wanted))
+    limit = np.float32(2**22)
+    found, wanted = (np.rint(np.clip(each, -limit, limit)) for each in (compiled[3], wanted))
+    assert np.array_equal(found, wanted, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
