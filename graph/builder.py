@@ -70,9 +70,9 @@ class OpBuilder:
     ) -> Operation:
         """Create, type and insert one operation.
 
-        `outputs` is the number of results (default: the schema's required ones). Types are inferred unless
-        `result_types` gives them. Raises TypeInferenceError if the operands do not fit, UsageError for an unknown
-        operator or attribute, or a wrong number of operands.
+        `outputs` is the number of results (default: the schema's required ones, at least one). Types are inferred
+        unless `result_types` gives them. Raises TypeInferenceError if the operands do not fit, UsageError for an
+        unknown operator or attribute, or a wrong number of operands.
         """
         if isinstance(definition, str):
             definition = _named(definition)
@@ -191,7 +191,9 @@ def _attribute(value: Any) -> AttributeValue:
 
 
 def _result_count(definition: OpDefinition) -> int:
-    return sum(parameter.kind is not ParameterKind.OPTIONAL for parameter in definition.result_parameters)
+    """The results that there always are; the first one where all may be left out, as an LSTM's."""
+    parameters = definition.result_parameters
+    return sum(parameter.kind is not ParameterKind.OPTIONAL for parameter in parameters) or min(len(parameters), 1)
 
 
 def _check_signature(

@@ -25,7 +25,7 @@ from .data import TensorData
 from .diagnostics import UsageError
 from .dims import Dim, DimExpr, is_symbol
 from .dtypes import DType
-from .location import caller_location
+from .location import Location, caller_location
 from .module import Function, FunctionKey, Module
 from .types import TensorType, Type
 
@@ -112,6 +112,14 @@ class Tensor:
 
     def __ge__(self, other: TensorLike) -> Tensor:
         return self._apply("greater_or_equal", self, other)
+
+    def __eq__(self, other: TensorLike) -> Tensor:  # type: ignore[override]
+        return NotImplemented if other is None else self._apply("equal", self, other)
+
+    def __ne__(self, other: TensorLike) -> Tensor:  # type: ignore[override]
+        return NotImplemented if other is None else self._apply("not", self == other)
+
+    __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
         raise UsageError("builder/truth-value", "a tensor under construction has no truth value; use b.where or b.if_")
@@ -295,10 +303,12 @@ class Builder:
         regions: dict[str, Region] | None = None,
     ) -> Any:
         place = self._here
+        for operand in operands:
+            if isinstance(operand, list | tuple) and any(isinstance(item, Tensor) for item in operand):
+                raise _no_list(name, operand, place.location)
+            if isinstance(operand, Tensor) and operand._builder is not self:
+                raise UsageError("builder/foreign", f"{operand!r} was made by another Builder", place.location)
         values = [operand.value if isinstance(operand, Tensor) else operand for operand in operands]
-        if any(isinstance(item, Tensor) for value in values if isinstance(value, list | tuple) for item in value):
-            notes = [f"write b.{name}(x, y), not b.{name}([x, y])"]
-            raise UsageError("builder/list", "tensors are given one by one, not in a list", place.location, notes=notes)
         try:
             op = place.create(name, values, attributes, outputs=outputs, regions=regions)
         except UsageError as error:
@@ -323,10 +333,11 @@ class Builder:
         if rank is None:
             raise UsageError("builder/unranked", f"{tensor!r} has no known rank and cannot be indexed")
         given = sum(item is not None and item is not Ellipsis for item in index)
-        if given > rank or sum(item is Ellipsis for item in index) > 1:
+        dots = [place for place, item in enumerate(index) if item is Ellipsis]
+        if given > rank or len(dots) > 1:
             raise UsageError("builder/index", f"{index} does not index a tensor of rank {rank}")
         fill = [slice(None)] * (rank - given)
-        where = index.index(Ellipsis) if Ellipsis in index else len(index)
+        where = dots[0] if dots else len(index)
         items = [*index[:where], *fill, *index[where + 1 :]]
         slices: list[tuple[int, int, int, int]] = []
         squeezed: list[int] = []
@@ -356,3 +367,12 @@ class Builder:
         if inserted:
             result = self._create("unsqueeze", [result, np.array(inserted, np.int64)], {})
         return result
+
+
+def _no_list(name: str, items: Sequence[Any], location: Location | None) -> UsageError:
+    """The error for a list of tensors as one operand of `name`."""
+    if all(isinstance(item, Tensor) for item in items):
+        notes = [f"write b.{name}(x, y), not b.{name}([x, y])"]
+        return UsageError("builder/list", "tensors are given one by one, not in a list", location, notes=notes)
+    notes = ["join tensors of one dim: b.concat(b.shape(x, start=0, end=1), [-1], axis=0)"]
+    return UsageError("builder/list", "a list of numbers and tensors is no tensor", location, notes=notes)

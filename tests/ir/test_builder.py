@@ -61,6 +61,22 @@ def test_comparisons_and_where():
     np.testing.assert_array_equal(results[1], np.where(X <= 5, 1, X))
     assert not results[2].any()
     assert results[3].all()
+    equal, other = run(lambda b, x: (x == 5, x[..., :1] != x), x=X)
+    np.testing.assert_array_equal(equal, X == 5)
+    np.testing.assert_array_equal(other, X[..., :1] != X)
+
+
+def test_tensors_are_keys_by_themselves():
+    b = Builder()
+    x, y = b.input("x", f32[2]), b.input("y", f32[2])
+    assert {x: "x", y: "y"}[y] == "y"
+    assert None not in (x, y)
+
+
+def test_an_operator_whose_results_may_all_be_left_out_has_one():
+    weights = np.ones((1, 32, 4), np.float32), np.ones((1, 32, 8), np.float32)
+    (hidden,) = run(lambda b, x: b.lstm(x, *weights, hidden_size=8), x=X)
+    assert hidden.shape == (2, 1, 3, 8)
 
 
 def test_numbers_take_the_dtype_of_their_partner():
@@ -179,6 +195,8 @@ def test_a_built_model_is_written_and_read_back(tmp_path):
     [
         (lambda b, x: b.concat([x, x], axis=0), "one by one, not in a list"),
         (lambda b, x: b.add(x, (x,)), "one by one, not in a list"),
+        (lambda b, x: b.reshape(x, [b.shape(x), -1]), "join tensors of one dim: b.concat("),
+        (lambda b, x: Builder().relu(x), "<Tensor %x : f32[4]> was made by another Builder"),
         (lambda b, x: b.const([x]), "numbers or strings"),
         (lambda b, x: b.const({1: 2}), "numbers or strings"),
         (lambda b, x: b.const([[1, 2], [3]]), "lists of equal lengths"),
