@@ -43,10 +43,11 @@ def _loop(op: Operation, operands: Sequence[Any]) -> Activity:
     _check_arity(op, body, 2 + len(states), 1 + len(states))
     going = True if condition is None else _truth(op, condition)
     collected: list[list[Any]] = [[] for _ in body.outputs[1 + len(states) :]]
+    going_on = _as_declared(body.arguments[1], np.array(True))
     iteration = 0
     while going and (limit is None or iteration < limit):
         counter = _as_declared(body.arguments[0], np.array(iteration, np.int64))
-        outputs = yield Call(body, [counter, _as_declared(body.arguments[1], np.array(going)), *states])
+        outputs = yield Call(body, [counter, going_on, *states])
         going = _truth(op, outputs[0])
         states = outputs[1 : 1 + len(states)]
         for items, item in zip(collected, outputs[1 + len(states) :], strict=True):

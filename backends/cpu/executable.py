@@ -54,6 +54,7 @@ PIPELINE = "O2,integer-products,expand-legacy,lower-to-kernels,cse,fuse-kernels,
 MOST_PLANS, MOST_SOURCES = 512, 64
 
 _NO_ARRAYS: Mapping[Any, np.ndarray] = {}
+_NOT_THERE = object()
 # From so many bytes of weights on, memory is tidied up while compiling: that takes time in a process that holds much.
 LARGE_BYTES = 4 << 20
 
@@ -87,6 +88,7 @@ class CpuExecutable(Executable):
         renew_after_fork(self)
         self._special = Specializations(self._shared)
         self._last: tuple[Mapping[Any, int], Program] | None = None
+        self._recent: dict[Segment, tuple[tuple[Shape, ...], Program]] = {}
         self._direct = _Direct.of(self._block, self._steps[self._block])
         self._plan_static()
         self._plan_ahead()
@@ -226,8 +228,14 @@ class CpuExecutable(Executable):
                     self._recorder.add((id(step), 0), step, time.perf_counter() - started)
                 continue
             arrays = [np.asarray(_fetch(values, value), order="C") for value in step.inputs]
-            known = [np.asarray(_fetch(values, value)) for value in step.known]
-            program = self._program(step, tuple(array.shape for array in arrays), known)
+            shapes = tuple([array.shape for array in arrays])
+            if step.known:
+                program = self._program(step, shapes, [np.asarray(_fetch(values, value)) for value in step.known])
+            else:  # as a rule those of the run, or the iteration, before
+                recent = self._recent.get(step)
+                if recent is None or recent[0] != shapes:
+                    self._recent[step] = recent = shapes, self._program(step, shapes, ())
+                program = recent[1]
             places = {i: bound[value] for i, value in enumerate(step.outputs) if value in bound} if bound else {}
             values.update(zip(step.outputs, program.run(workers, arrays, places, self._recorder), strict=True))
 
@@ -240,12 +248,16 @@ class CpuExecutable(Executable):
             return self._evaluator.evaluate(op, operands) if special is None else special(operands)
         activity = run_regions(op, operands)
         answer: list[Any] | None = None
+        block: Block | None = None
+        inside = values.copy()  # what an iteration makes takes the place of what the one before made
         try:
             while True:
                 call = activity.send(answer)  # type: ignore[arg-type]
-                inside = {**values, **dict(zip(call.block.arguments, call.arguments, strict=True))}
-                self._run(call.block, inside)
-                answer = [_fetch(inside, value) for value in call.block.returned]
+                if call.block is not block:
+                    block, returned = call.block, call.block.returned
+                inside.update(zip(block.arguments, call.arguments, strict=True))
+                self._run(block, inside)
+                answer = [_fetch(inside, value) for value in returned]
         except StopIteration as finished:
             return as_results(op, tuple(finished.value))
         except ExecutionError as error:
@@ -402,8 +414,9 @@ def _static_shape(value: Value) -> tuple[int, ...] | None:
 
 
 def _fetch(values: Mapping[Value, Any], value: Value) -> Any:
-    if value in values:
-        return values[value]
+    found = values.get(value, _NOT_THERE)
+    if found is not _NOT_THERE:
+        return found
     data = data_of(value)
     assert data is not None
     return data.numpy()
