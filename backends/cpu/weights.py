@@ -7,6 +7,7 @@ files, for which Python's lock is not needed.
 from __future__ import annotations
 
 import threading
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 
@@ -111,7 +112,8 @@ class Weights:
             self._threads += is_short
         if is_short:
             try:
-                threading.Thread(target=self._work, daemon=True, name="tilewright-weights").start()
+                # `Thread.start` waits until the thread runs: for ever, if memory is too short for that.
+                start_new_thread(self._work, ())
             except RuntimeError:  # the system has no more of them, or Python is about to end; `finish` does it then
                 with self._lock:
                     self._threads -= 1

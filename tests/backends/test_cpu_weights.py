@@ -10,6 +10,7 @@ import pytest
 
 import tilewright
 from tilewright.backends.cpu import plan_gemm
+from tilewright.backends.cpu import weights as weights_module
 from tilewright.backends.cpu.weights import WORTH_A_THREAD, Weights
 from tilewright.graph.diagnostics import ExecutionError
 from tilewright.graph.dtypes import f32
@@ -86,10 +87,10 @@ def test_a_model_is_told_that_memory_is_short(rows: int | str, monkeypatch: pyte
 
 
 def test_without_threads_finish_fills(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
+    def refuse(*arguments: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(weights_module, "start_new_thread", refuse)
     weights = Weights()
     arrays = [weights.filled(key, MANY, F32, lambda array, key=key: array.fill(key)) for key in range(5)]
     weights.finish()
@@ -97,7 +98,7 @@ def test_without_threads_finish_fills(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_that_was_interrupted_is_filled_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
+    monkeypatch.setattr(weights_module, "start_new_thread", lambda *arguments: None)
     weights, interrupts = Weights(), [KeyboardInterrupt]
 
     def fill(array: np.ndarray) -> None:
