@@ -275,26 +275,33 @@ def _transform(count: int, parts: int, size: int, inverse: bool, onesided: bool)
 def stft(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
     """Frames are gathered, weighted, and transformed by one product."""
     signal, window = op.operand_values[0], op.input(2)
-    shape, step, length = _static(signal), constant_ints(op.input(1)), constant_ints(op.input(3))
-    if shape is None or not is_native(signal) or not step or (op.input(3) is not None and not length):
+    step, length = constant_ints(op.input(1)), constant_ints(op.input(3))
+    if not is_native(signal) or rank_of(signal) not in (2, 3) or not step or (op.input(3) is not None and not length):
         return None
     taper = None if window is None else _static(window)
     if window is not None and (taper is None or dtype_of(window) is not dtype_of(signal)):
         return None
-    size = length[0] if length else taper[0] if taper else shape[1]
-    if size * size > MOST_ELEMENTS or (taper is not None and taper[0] != size):
+    signal = b.unsqueeze(signal, _ints(2)) if rank_of(signal) == 2 else signal
+    _, samples, parts = shape_of(signal)
+    size = length[0] if length else taper[0] if taper else samples
+    if not isinstance(size, int) or not isinstance(parts, int) or size * size > MOST_ELEMENTS:
         return None
-    if step[0] < 1 or not 0 < size <= shape[1]:  # the reference says what is wrong
+    if step[0] < 1 or size < 1 or (taper is not None and taper[0] != size):  # the reference says what is wrong
         return None
-    frames = 1 + (shape[1] - size) // step[0]
-    places = np.arange(frames)[:, None] * step[0] + np.arange(size)
-    taken = b.gather(signal, b.const(places), axis=1)
+    if isinstance(samples, int):
+        if size > samples:
+            return None
+        places = b.const(np.arange(0, samples - size + 1, step[0])[:, None] + np.arange(size))
+    else:
+        ends = b.squeeze(b.sub(b.shape(signal, start=1, end=2), _ints(size - 1)), _ints(0))
+        begins = b.range(np.array(0), ends, np.array(step[0]))
+        places = b.add(b.unsqueeze(begins, _ints(1)), b.const(np.arange(size)))
+    taken = b.gather(signal, places, axis=1)
     if window is not None:
         taken = b.mul(taken, b.unsqueeze(window, _ints(1)))
-    matrix = _transform(size, shape[2], size, False, bool(op.attr("onesided", 1)))
-    flat = b.reshape(taken, _ints(shape[0], frames, size * shape[2]))
-    product = _exactly(b, flat, matrix.reshape(size * shape[2], -1))
-    return [b.reshape(product, _ints(shape[0], frames, *matrix.shape[2:]))]
+    matrix = _transform(size, parts, size, False, bool(op.attr("onesided", 1)))
+    product = _exactly(b, b.reshape(taken, _ints(0, 0, size * parts)), matrix.reshape(size * parts, -1))
+    return [b.reshape(product, _ints(0, 0, *matrix.shape[2:]))]
 
 
 # ---- geometry --------------------------------------------------------------------------------------------------------

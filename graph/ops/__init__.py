@@ -22,6 +22,7 @@ from . import (
     reshape,
     sequence,
     shape,
+    signal,
     strings,
     structural,
     training,
@@ -29,6 +30,6 @@ from . import (
 
 __all__ = [
     "attention", "control", "convolution", "elementwise", "generators", "indexing", "matmul", "ml", "movement",
-    "normalization", "quantize", "recurrent", "reduction", "resample", "reshape", "sequence", "shape", "strings",
-    "structural", "training",
+    "normalization", "quantize", "recurrent", "reduction", "resample", "reshape", "sequence", "shape", "signal",
+    "strings", "structural", "training",
 ]  # fmt: skip
