@@ -136,7 +136,9 @@ class Split(OpDefinition):
                 raise error("shape/split", f"split of {dim} into {count} parts of sizes {[*map(str, sizes)]}")
             return sizes
         if op.attr("num_outputs", count) != count:
-            raise error("shape/split", f"split has num_outputs={op.attr('num_outputs')} and {count} results")
+            wanted = op.attr("num_outputs")
+            text = f"split has num_outputs={wanted}, but {count} results; a Builder takes outputs={wanted} as well"
+            raise error("shape/split", text)
         part = ceildiv(dim, count)
         last = dim - part * (count - 1)
         if isinstance(last, int) and last < 0:
