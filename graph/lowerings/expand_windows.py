@@ -27,24 +27,42 @@ def _static(value: Value) -> tuple[int, ...] | None:
 
 @expands("LpPool")
 def lp_pool(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
-    """The root of the mean of powers, times the number of elements that it is of: all of the window or, where that may
-    reach beyond the end, those of the operand."""
+    """The root of the mean of powers, times the number of elements that it is of: all of the window, those of it that
+    the padded operand has (see `Window.is_cut`) or, with `ceil_mode`, those of the operand."""
     x, result = op.operand_values[0], tensor_type(op.result).static_shape
     if not is_native(x) or not dtype_of(x).is_float:
         return None
     kernel, p = tuple(op.attr("kernel_shape")), op.attr("p")
     attributes: dict[str, Any] = {name: op.attr(name) for name in _WINDOW if op.attr(name) is not None}
     dtype = dtype_of(x).numpy
-    count = np.array(math.prod(kernel))
+    window, shape = Window.of(op, kernel), _static(x)
     if op.attr("ceil_mode"):
-        shape = _static(x)
         if shape is None or result is None:
             return None
-        count = (_window_places(Window.of(op, kernel), shape[2:], result[2:]) >= 0).sum(axis=1).reshape(result[2:])
+        inside = (_window_places(window, shape[2:], result[2:]) >= 0).sum(axis=1).reshape(result[2:])
+        count = b.const(inside.astype(dtype))
         attributes["ceil_mode"] = 1
+    else:
+        count = _window_count(b, x, window)
     powers = b.pow(b.abs(x), b.const(np.array(p, dtype)))
-    mean = b.average_pool(powers, kernel_shape=kernel, count_include_pad=int(not count.shape), **attributes)
-    return [b.pow(b.mul(mean, b.const(count.astype(dtype))), b.const(np.array(1 / p, dtype)))]
+    includes_pad = int(not op.attr("ceil_mode"))
+    mean = b.average_pool(powers, kernel_shape=kernel, count_include_pad=includes_pad, **attributes)
+    return [b.pow(b.mul(mean, count), b.const(np.array(1 / p, dtype)))]
+
+
+def _window_count(b: OpBuilder, x: Value, window: Window) -> Value:
+    """How many elements of the padded operand each window has; one that is cut is the only one in its dim."""
+    kernel, dtype = np.array(window.kernel, np.int64), dtype_of(x).numpy
+    dilations, padded = np.array(window.dilations), np.add(window.before, window.after)
+    can_be_cut = window.auto_pad not in ("SAME_UPPER", "SAME_LOWER") and max(window.strides) > 1
+    shape = _static(x)
+    if not can_be_cut or shape is not None:
+        there = kernel if shape is None or not can_be_cut else -(-(np.array(shape[2:]) + padded) // dilations)
+        return b.const(np.array(np.minimum(kernel, there).prod(), dtype))
+    sizes = b.slice(b.shape(x), b.const(np.array([2])), b.const(np.array([rank_of(x)])))
+    there = b.div(b.add(sizes, b.const(padded + dilations - 1)), b.const(dilations))
+    count: Value = b.cast(b.reduce_prod(b.min(there, b.const(kernel)), keepdims=0), to=dtype_of(x))
+    return count
 
 
 @expands("GlobalLpPool")

@@ -12,6 +12,8 @@ from onnx import TensorProto, helper
 
 import tilewright
 from tilewright.graph.dims import evaluate, symbols_of
+from tilewright.graph.dtypes import f32
+from tilewright.graph.model_builder import Builder
 from tilewright.graph.types import TensorType
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -19,7 +21,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 OPERATORS: dict[str, list[dict[str, Any]]] = {
     "MaxPool": [{}, {"ceil_mode": 1}, {"dilations": [2]}],
     "AveragePool": [{}, {"ceil_mode": 1}, {"count_include_pad": 1}, {"dilations": [3]}],
-    "LpPool": [{}, {"ceil_mode": 1}],
+    "LpPool": [{}, {"ceil_mode": 1}, {"dilations": [2]}],
 }
 # Kernel, pads, stride.
 WINDOWS = [
@@ -61,7 +63,8 @@ def test_a_window_is_cut(op_type: str, variant: dict[str, Any], window: tuple[in
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-    ours = tilewright.compile(module, target="reference")
+    targets = ["reference", "cpu"] if op_type == "LpPool" else ["reference"]
+    ours = [tilewright.compile(module, target=target) for target in targets]
     for size in range(1, 7):
         x = -np.arange(1, 2 * size + 1, dtype=np.float32).reshape(1, 2, size)
         try:
@@ -70,9 +73,20 @@ def test_a_window_is_cut(op_type: str, variant: dict[str, Any], window: tuple[in
             continue  # the window is larger by more than the stride
         (symbol,) = symbols_of(type.shape[2])
         assert evaluate(type.shape[2], {symbol: size}) == expected.shape[2], f"{type} for {size}"
-        found = ours.run({"x": x})["y"]
-        assert found.shape == expected.shape
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        for executable in ours:
+            found = executable.run({"x": x})["y"]
+            assert found.shape == expected.shape
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_window_is_cut_where_sizes_are_known() -> None:
+    x = np.arange(1, 4, dtype=np.float32).reshape(1, 1, 3, 1)
+    b = Builder("pool")
+    attributes = {"kernel_shape": [4, 2], "strides": [3, 2], "p": 1}
+    b.output(b.lp_pool(b.input("x", f32[x.shape]), **attributes), "y")
+    executable = tilewright.compile(b.build(), target="cpu")
+    assert executable.report()["host_steps"] == []
+    np.testing.assert_allclose(executable.run({"x": x})["y"], [[[[6]]]], rtol=1e-6)
 
 
 def test_types_stay_as_simple_as_they_can() -> None:
