@@ -49,6 +49,7 @@ from .image import (
     layout_sizes,
     share,
     tile_strides,
+    tiles_along,
 )
 from .pack import fill_panels, on_cache_lines
 from .tile import THREAD_ROWS, Epilogue, EpilogueOperand, Size, Target, Tile, finishing_body
@@ -348,9 +349,8 @@ class _ConvBuilder:
         first, last = share(b, block, down, n["blocks"])
         tiles, size = b.mul(b.sub(last, first), across), depth * conv.window.taps // tiling.together * tiling.columns
         step = b.max(b.div(tiling.columns, tiles), 1) if self.prefetches else 0
-        with b.loop(first, last) as y, b.loop(0, across) as x:
-            top, bottom = share(b, y, rows, down)
-            left, right = share(b, x, pixels, across)
+
+        def tile(left: Operand, width: Operand, widths: Sequence[int], x: Operand) -> None:
             place = {"row": b.mul(top, conv.window.strides[1]), "pixel": b.mul(left, conv.window.strides[2])}
             here = {"x": b.view(views["x"], n.offset("x", **place)), "w": views["w"]}
             for name in ("y", *(operand.name for operand in conv.epilogue.operands)):
@@ -359,15 +359,25 @@ class _ConvBuilder:
             if self.prefetches:
                 tile = b.add(b.mul(b.sub(y, first), across), x)
                 ahead = [b.add(size, b.mul(tile, b.mul(size // tiling.columns, step))), step]
-            self.tile(here, b.sub(bottom, top), b.sub(right, left), [columns, *ahead], part, depth)
+            self.tile(here, b.sub(bottom, top), width, widths, [columns, *ahead], part, depth)
+
+        with b.loop(first, last) as y:
+            top, bottom = share(b, y, rows, down)
+            tiles_along(b, conv.pixels, pixels, tiling.pixels, tile)
 
     def tile(
-        self, views: dict[str, Value], rows: Operand, pixels: Operand, given: list[Operand], part: int, depth: int
+        self,
+        views: dict[str, Value],
+        rows: Operand,
+        pixels: Operand,
+        widths: Sequence[int],
+        given: list[Operand],
+        part: int,
+        depth: int,
     ) -> None:
-        """Call the function for tiles of `rows` x `pixels`."""
+        """Call the function for tiles of `rows` x `pixels`, which are one of `widths`."""
         b, conv, tiling = self.b, self.conv, self.tiling
         heights = even_sizes(conv.rows, tiling.rows)
-        widths = even_sizes(conv.pixels, tiling.pixels)
         flags = [b.value(flag, types.scalar(bool_)) for flag in (part > 0, part == len(self.parts) - 1)]
         extra = [b[name] for name in self.n.unknown(*self.strides())]
         passed = [*views.values(), *given, *(flags if len(self.parts) > 1 else []), *extra]

@@ -45,6 +45,7 @@ from .image import (
     layout_sizes,
     share,
     tile_strides,
+    tiles_along,
 )
 from .pack import on_cache_lines
 from .tile import Epilogue, EpilogueOperand, Given, Size, Target, Tile, finishing_body
@@ -241,11 +242,9 @@ class _DepthwiseBuilder:
         if kernel.has_zero:
             views["zero"] = b["zero"]
         tall = b.div(b.add(rows, tiling.rows - 1), tiling.rows)
-        wide = b.div(b.add(pixels, tiling.pixels - 1), tiling.pixels)
         first, last = share(b, block, tall, n["row_blocks"])
-        with b.loop(first, last) as y, b.loop(0, wide) as x:
-            top, bottom = share(b, y, rows, tall)
-            start, stop = share(b, x, pixels, wide)
+
+        def tile(start: Operand, width: Operand, widths: Sequence[int], _: Operand) -> None:
             spot = n.offset("x", row=b.mul(top, down), pixel=b.mul(start, right))
             here = {"x": b.view(views["x"], spot), "w": views["w"]}
             here["y"] = b.view(views["y"], n.offset("y", row=top, pixel=start))
@@ -253,10 +252,16 @@ class _DepthwiseBuilder:
                 here["zero"] = views["zero"]
             for name in self.operands:
                 here[name] = b.view(views[name], n.offset(name, row=top, pixel=start))
-            self.tile(here, b.sub(bottom, top), b.sub(stop, start), channels)
+            self.tile(here, b.sub(bottom, top), width, widths, channels)
 
-    def tile(self, views: dict[str, Value], rows: Operand, pixels: Operand, channels: Operand) -> None:
-        """Call the function for tiles of `rows` x `pixels`."""
+        with b.loop(first, last) as y:
+            top, bottom = share(b, y, rows, tall)
+            tiles_along(b, kernel.pixels, pixels, tiling.pixels, tile)
+
+    def tile(
+        self, views: dict[str, Value], rows: Operand, pixels: Operand, widths: Sequence[int], channels: Operand
+    ) -> None:
+        """Call the function for tiles of `rows` x `pixels`, which are one of `widths`."""
         b = self.b
         passed = [*views.values(), channels, *(b[name] for name in self.n.unknown(*self.strides()))]
 
@@ -264,7 +269,6 @@ class _DepthwiseBuilder:
             b.call(self.function(height, width), *passed)
 
         heights = even_sizes(self.kernel.rows, self.tiling.rows)
-        widths = even_sizes(self.kernel.pixels, self.tiling.pixels)
         choose(b, rows, heights, lambda height: choose(b, pixels, widths, lambda width: call(height, width)))
 
     def strides(self) -> list[str]:

@@ -152,6 +152,36 @@ def even_sizes(total: Size, most: int) -> list[int]:
     return sorted({total // parts, -(-total // parts)})
 
 
+def tiles_along(
+    b: LoopBuilder,
+    known: Size,
+    total: Operand,
+    most: int,
+    build: Callable[[Operand, Operand, Sequence[int], Operand], None],
+) -> None:
+    """Cut `total` things, a number in code if it is `known`, into tiles of at most `most`: `build` makes the code for
+    one from a place on, of a size among some; its number is given last.
+
+    Tiles of a known total are about as large. Of an open one, whatever is left of whole tiles is made of powers of two,
+    as code for each size would be most of a kernel.
+    """
+    if known is not None:
+        parts = b.div(b.add(total, most - 1), most)
+        with b.loop(0, parts) as part:
+            start, stop = share(b, part, total, parts)
+            build(start, b.sub(stop, start), even_sizes(known, most), part)
+        return
+    rest = b.rem(total, most)
+    with b.loop(0, b.sub(total, rest), most) as start:
+        build(start, most, [most], b.div(start, most))
+    size = 1 << (most - 1).bit_length() >> 1
+    while size:
+        left = b.rem(rest, 2 * size)
+        with b.when(b.lt(size - 1, left)):
+            build(b.sub(total, left), size, [size], b.div(total, most))
+        size //= 2
+
+
 def choose(b: LoopBuilder, size: Operand, sizes: Sequence[int], build: Callable[[int], object]) -> None:
     """Build code for each of `sizes`, of which the one that `size` has runs; it is found by halving."""
 
