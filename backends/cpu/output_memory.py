@@ -6,6 +6,7 @@ kernels take to fill it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import weakref
@@ -65,8 +66,9 @@ class OutputMemory:
 
     def _put(self, memory: np.ndarray) -> None:
         self._free.append(memory)
-        while sum(each.nbytes for each in list(self._free)) > self._most:
-            self._free.popleft()
+        with contextlib.suppress(IndexError):  # other threads have taken all there was
+            while sum(each.nbytes for each in list(self._free)) > self._most:
+                self._free.popleft()
 
 
 def _give_back(owner: weakref.ref[OutputMemory], memory: np.ndarray) -> None:
