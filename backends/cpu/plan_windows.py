@@ -549,7 +549,8 @@ def layout_of(view: View, static: bool, is_read_around: bool = False) -> Layout:
         return stride if static else 0 if stride == 0 else None
 
     near = channel if static else zero_or_one(channel)
-    return Layout(None if image else 0, size(plane), size(row), size(pixel), near)
+    # A batch of open size may be of one image.
+    return Layout(0 if static and not image else None, size(plane), size(row), size(pixel), near)
 
 
 def _epilogue(op: Operation, extras: Sequence[View], static: bool) -> ImageEpilogue:
