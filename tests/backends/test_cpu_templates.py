@@ -242,3 +242,23 @@ def test_other_sizes_on_a_stack_do_not_overlap() -> None:
             together = mine[0] <= other[1] and other[0] <= mine[1]
             apart = offsets[i] + sizes[i] <= offsets[j] or offsets[j] + sizes[j] <= offsets[i]
             assert apart or not together
+
+
+def test_one_image_takes_the_kernels_for_several() -> None:
+    b = Builder("images")
+    x = b.input("x", f32["n", 20, "h", "w"])
+    y = b.relu(b.conv(x, weights(20, 20, 3, 3), weights(20), pads=[1, 1, 1, 1])) + x
+    b.output(b.conv(y, weights(20, 1, 5, 5), pads=[2, 2, 2, 2], group=20), "z")
+    executable = CpuExecutable(b.build(), 1)
+    reference = tilewright.compile(b.build(), target="reference")
+    made = []
+    for shape in ((2, 20, 5, 9), (1, 20, 5, 9), *((1, 20, 3, width) for width in range(4, 31))):
+        x_value = weights(*shape)
+        expected = reference.run({"x": x_value})["z"]
+        np.testing.assert_allclose(executable.run({"x": x_value})["z"], expected, rtol=1e-3, atol=1e-2)
+        report = executable.report()
+        made.append(report["compiled"] + report["loaded"])
+    # One image's input is turned by code of its own; and small images have Winograd's convolution.
+    assert made[1] - made[0] <= 1
+    assert made[-1] - made[1] <= 1
+    assert sum(count for name, count in executable.report()["kernels"].items() if name.startswith("depthwise")) > 25
