@@ -1,4 +1,4 @@
-"""Operators that pick and place by computed indices, masks of attention, and recurrent attention."""
+"""Operators that pick and place by computed indices, a normalization, masks of attention, and recurrent attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from ..builder import OpBuilder
 from ..core import Operation, Value
 from ..dims import prove_equal
-from ..dtypes import f32
+from ..dtypes import f32, f64
 from ..types import TensorType
 from .builder import data_of, dtype_of, is_native, rank_of, shape_of, tensor_type
 from .expansions import expands
@@ -41,6 +41,20 @@ def hardmax(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
     zero, one = (b.const(np.array(number, dtype_of(x).numpy)) for number in (0, 1))
     best = b.argmax(x, axis=axis, keepdims=1)
     return [b.scatter_elements(b.expand(zero, b.shape(x)), best, b.expand(one, b.shape(best)), axis=axis)]
+
+
+@expands("MeanVarianceNormalization")
+def mean_variance_normalization(op: Operation, b: OpBuilder) -> Sequence[Value] | None:
+    """With the mean of squared differences, which is never less than 0 as that of squares less the squared mean is."""
+    x = op.operand_values[0]
+    if not is_native(x) or not dtype_of(x).is_float:
+        return None
+    wide = dtype_of(x) if dtype_of(x) is f64 else f32  # where 1e-9 is not 0
+    axes, given = b.const(np.array(op.attr("axes"), np.int64)), b.cast(x, to=wide)
+    centred = b.sub(given, b.reduce_mean(given, axes, keepdims=1))
+    variance = b.reduce_mean(b.mul(centred, centred), axes, keepdims=1)
+    normal = b.div(centred, b.add(b.sqrt(variance), b.const(np.array(1e-9, wide.numpy))))
+    return [b.cast(normal, to=dtype_of(x))]
 
 
 @expands("ReverseSequence")

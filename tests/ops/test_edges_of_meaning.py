@@ -10,6 +10,8 @@ from onnx import TensorProto, helper
 
 import tilewright
 from tilewright.graph.diagnostics import ModelError
+from tilewright.graph.dtypes import from_numpy
+from tilewright.graph.model_builder import Builder
 
 F32, F16, F64, I64 = np.float32, np.float16, np.float64, np.int64
 
@@ -94,6 +96,20 @@ def test_mean_broadcasts(dtype: type) -> None:
 def test_softsign_of_one_number(dtype: type) -> None:
     found = run("Softsign", np.array(-3, dtype))
     assert (found.dtype, found.shape, found.item()) == (dtype, (), -0.75)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_mean_variance_normalization_of_nearly_equal_elements(target: str, dtype: type) -> None:
+    """The mean of squares less the square of the mean may come out below 0."""
+    x = np.random.default_rng(3).normal(size=(1, 2, 500)).astype(dtype)
+    x[:, 1] = np.nextafter(x[:, 0], dtype(np.inf), dtype=dtype)
+    x[0, 1, :9] = x[0, 0, :9]
+    b = Builder("channels")
+    b.output(b.mean_variance_normalization(b.input("x", from_numpy(x.dtype)[x.shape]), axes=[1]), "y")
+    y = tilewright.compile(b.build(), target=target).run({"x": x})["y"]
+    assert np.isfinite(y).all()
+    assert (y[0, :, :9] == 0).all()
 
 
 def test_mean_variance_normalization_of_half_precision() -> None:
