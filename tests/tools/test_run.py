@@ -242,6 +242,7 @@ def test_strings_are_shown(command: Callable[..., Any], tmp_path: Path) -> None:
     assert "'d!'" not in done.out
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_warning_is_told_once(
     command: Callable[..., Any], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
