@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# The threads that will turn it on again.
-_pausing: set[int] = set()
+from .forks import renew_after_fork
+
+
+class _Pausing:
+    """The threads that will turn it on again."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """A child has none of the other threads."""
+        if self.threads - {threading.get_ident()}:
+            gc.enable()
+            self.threads.clear()
+
+
+_pausing = _Pausing()
 
 
 @contextmanager
@@ -17,22 +32,11 @@ def paused_collector() -> Iterator[None]:
     """Do without it for a while, as a context or a decorator: graphs are circular, and most of them stays in use."""
     was_enabled, thread = gc.isenabled(), threading.get_ident()
     if was_enabled:
-        _pausing.add(thread)
+        _pausing.threads.add(thread)
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
             gc.enable()
-            _pausing.discard(thread)
-
-
-def _renew() -> None:
-    """In a forked child, which has none of the other threads."""
-    if _pausing - {threading.get_ident()}:
-        gc.enable()
-        _pausing.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
+            _pausing.threads.discard(thread)

@@ -76,7 +76,8 @@ class CpuExecutable(Executable):
             PassManager.parse(PIPELINE).run(self.module)
         is_large = _release_constants(self.module) >= LARGE_BYTES
         if is_large:
-            gc.collect(1)  # what passes took out holds weights, too, and graphs are circular
+            # What passes took out holds weights, too, and graphs are circular; nothing that young was looked at yet.
+            gc.collect(1)
         self._block = self.module.main.block
         self._shared = shared or Shared(KernelLibrary(machine()), self.threads, tuner=_tuner(tune))
         self._evaluator = Evaluator(self.module.functions)

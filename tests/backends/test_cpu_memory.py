@@ -42,11 +42,15 @@ def test_released_pages_are_read_again(tmp_path: Path) -> None:
     MappedData(data.file, 4, 0, f32, (0,)).release()
 
 
-def test_what_follows_from_a_file_is_computed_again(tmp_path: Path) -> None:
+def square_in_a_file(folder: Path) -> tuple[np.ndarray, MappedData]:
     numbers = np.arange(1 << 16, dtype=np.float32).reshape(256, 256)
-    path = tmp_path / "numbers"
+    path = folder / "numbers"
     path.write_bytes(numbers.tobytes())
-    stored = MappedData(MappedFile.open(path), 0, numbers.nbytes, f32, numbers.shape)
+    return numbers, MappedData(MappedFile.open(path), 0, numbers.nbytes, f32, numbers.shape)
+
+
+def test_what_follows_from_a_file_is_computed_again(tmp_path: Path) -> None:
+    numbers, stored = square_in_a_file(tmp_path)
     calls: list[int] = []
 
     def turn(array: np.ndarray) -> np.ndarray:
@@ -71,10 +75,7 @@ def test_what_follows_from_a_file_is_computed_again(tmp_path: Path) -> None:
 
 
 def test_what_has_a_known_shape_is_computed_when_it_is_read(tmp_path: Path) -> None:
-    numbers = np.arange(1 << 16, dtype=np.float32).reshape(256, 256)
-    path = tmp_path / "numbers"
-    path.write_bytes(numbers.tobytes())
-    stored = MappedData(MappedFile.open(path), 0, numbers.nbytes, f32, numbers.shape)
+    numbers, stored = square_in_a_file(tmp_path)
     calls: list[int] = []
 
     def halve(array: np.ndarray) -> np.ndarray:

@@ -350,20 +350,20 @@ class _ConvBuilder:
         tiles, size = b.mul(b.sub(last, first), across), depth * conv.window.taps // tiling.together * tiling.columns
         step = b.max(b.div(tiling.columns, tiles), 1) if self.prefetches else 0
 
-        def tile(left: Operand, width: Operand, widths: Sequence[int], x: Operand) -> None:
+        def one(left: Operand, width: Operand, widths: Sequence[int], x: Operand) -> None:
             place = {"row": b.mul(top, conv.window.strides[1]), "pixel": b.mul(left, conv.window.strides[2])}
             here = {"x": b.view(views["x"], n.offset("x", **place)), "w": views["w"]}
             for name in ("y", *(operand.name for operand in conv.epilogue.operands)):
                 here[name] = b.view(views[name], n.offset(name, row=top, pixel=left))
             ahead: list[Operand] = []
             if self.prefetches:
-                tile = b.add(b.mul(b.sub(y, first), across), x)
-                ahead = [b.add(size, b.mul(tile, b.mul(size // tiling.columns, step))), step]
+                number = b.add(b.mul(b.sub(y, first), across), x)
+                ahead = [b.add(size, b.mul(number, b.mul(size // tiling.columns, step))), step]
             self.tile(here, b.sub(bottom, top), width, widths, [columns, *ahead], part, depth)
 
         with b.loop(first, last) as y:
             top, bottom = share(b, y, rows, down)
-            tiles_along(b, conv.pixels, pixels, tiling.pixels, tile)
+            tiles_along(b, conv.pixels, pixels, tiling.pixels, one)
 
     def tile(
         self,

@@ -244,7 +244,7 @@ class _DepthwiseBuilder:
         tall = b.div(b.add(rows, tiling.rows - 1), tiling.rows)
         first, last = share(b, block, tall, n["row_blocks"])
 
-        def tile(start: Operand, width: Operand, widths: Sequence[int], _: Operand) -> None:
+        def one(start: Operand, width: Operand, widths: Sequence[int], _: Operand) -> None:
             spot = n.offset("x", row=b.mul(top, down), pixel=b.mul(start, right))
             here = {"x": b.view(views["x"], spot), "w": views["w"]}
             here["y"] = b.view(views["y"], n.offset("y", row=top, pixel=start))
@@ -256,7 +256,7 @@ class _DepthwiseBuilder:
 
         with b.loop(first, last) as y:
             top, bottom = share(b, y, rows, tall)
-            tiles_along(b, kernel.pixels, pixels, tiling.pixels, tile)
+            tiles_along(b, kernel.pixels, pixels, tiling.pixels, one)
 
     def tile(
         self, views: dict[str, Value], rows: Operand, pixels: Operand, widths: Sequence[int], channels: Operand
