@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -94,15 +93,13 @@ def aligner(**options: Any) -> tilewright.Executable:
 
 @pytest.mark.parametrize("mode", ["avg", "max"])
 def test_regions_without_end(mode: str) -> None:
-    """They take no longer than others: only samples inside of the image are visited."""
+    """Only samples inside of the image are visited: all of them would take years."""
     executable = aligner(output_height=2, output_width=2, sampling_ratio=0, mode=mode)
     ends = np.array([1e4, 1e9, 1e20, 1e30, 3e38, np.inf], np.float32)
     boxes = np.stack([-ends, -ends, ends, ends], 1)
     boxes = np.concatenate([boxes, boxes[:, [2, 3, 0, 1]], np.full((1, 4), np.nan, np.float32)])
     x = np.ones((1, 8, 16, 16), np.float32)
-    begin = time.perf_counter()
     found = executable.run({"x": x, "r": boxes, "i": np.zeros(len(boxes), np.int64)})["y"]
-    assert time.perf_counter() - begin < 20
     seen = found[np.isfinite(found)]
     assert seen.min() >= 0
     assert seen.max() <= 1
