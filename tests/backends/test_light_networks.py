@@ -18,11 +18,24 @@ def test_all_are_there() -> None:
     assert len(NETWORKS) == 9
 
 
+def logits_of(name: str) -> onnx.ModelProto:
+    """The network without the Softmax at its end."""
+    model = onnx.load(FOLDER / f"{name}.onnx")
+    last = model.graph.node.pop()
+    assert last.op_type == "Softmax"
+    model.graph.output[0].name = last.input[0]
+    return model
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["reference", "cpu"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_network(name: str, target: str) -> None:
-    executable = tilewright.compile(FOLDER / f"{name}.onnx", target=target)
+    proto = onnx.TensorProto.FromString((FOLDER / f"{name}_output_0.pb").read_bytes())
+    expected = onnx.numpy_helper.to_array(proto)
+    # All of its classes tie, at logits of millions: if BLAS rounds one of them differently, that one alone wins.
+    ties = target == "reference" and name == "light_squeezenet"
+    executable = tilewright.compile(logits_of(name) if ties else FOLDER / f"{name}.onnx", target=target)
     if target == "cpu":
         assert executable.report()["host_steps"] == []
     (port,) = [port for port in executable.inputs if port.required]
@@ -30,8 +43,10 @@ def test_network(name: str, target: str) -> None:
     # The input that the stored outputs belong to, see onnx.backend.test.runner.
     count = int(np.prod(shape))
     (result,) = executable.run({port.name: (np.arange(count).reshape(shape) / count).astype(np.float32)}).values()
-    proto = onnx.TensorProto.FromString((FOLDER / f"{name}_output_0.pb").read_bytes())
-    expected = onnx.numpy_helper.to_array(proto)
     assert result.shape == expected.shape
     assert result.dtype == expected.dtype
-    assert np.abs(result - expected).max() <= 1e-4 * np.abs(expected).max()
+    if ties:
+        assert np.ptp(expected) == 0
+        assert np.ptp(result) <= 1e-6 * np.abs(result).max()
+    else:
+        assert np.abs(result - expected).max() <= 1e-4 * np.abs(expected).max()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from image_buffers import ImageBuffer, convolution, image_buffer, of_images
-from loop_running import WIDTHS, run_both, run_compiled
+from loop_running import WIDE, WIDTHS, run_both, run_compiled
 
 from tilewright.backends.cpu.kernels.conv import (
     Conv,
@@ -194,11 +194,10 @@ def test_small_groups_share_vectors(groups: int, channels: int, outputs: int, wi
 
 
 def test_a_long_filter_bank_is_cut_into_parts() -> None:
-    machine = machine_of_width(512)
     conv = Conv(Window.of((3, 3)), 4096, 512, f32, rows=7, pixels=7)
-    tiling = choose_conv_tiling(conv, machine)
-    assert tiling.parts * machine.l2 * 2 // 3 >= conv.depth * tiling.columns * 4
-    assert choose_conv_tiling(replace(conv, dtype=bf16), machine).parts == 1
+    tiling = choose_conv_tiling(conv, WIDE)
+    assert tiling.parts * WIDE.l2 * 2 // 3 >= conv.depth * tiling.columns * 4
+    assert choose_conv_tiling(replace(conv, dtype=bf16), WIDE).parts == 1
 
 
 @pytest.mark.parametrize("static", [True, False])
@@ -231,10 +230,9 @@ def test_bias_residual_scale_and_activation(width: int, static: bool) -> None:
 
 @pytest.mark.parametrize(("size", "blocks"), [(7, 1), (14, 2)])
 def test_threads_have_rows_of_their_own_if_there_are_many(size: int, blocks: int) -> None:
-    machine = machine_of_width(512)
     conv = Conv(Window.of((1, 1)), 1024, 256, f32, rows=size, pixels=size)
-    tiling = choose_conv_tiling(conv, machine)
-    assert [conv_blocks(conv, tiling, machine, size, size, threads) for threads in (1, 2)] == [1, blocks]
+    tiling = choose_conv_tiling(conv, WIDE)
+    assert [conv_blocks(conv, tiling, WIDE, size, size, threads) for threads in (1, 2)] == [1, blocks]
 
 
 @pytest.mark.parametrize("parts", [2, 3, 7])
@@ -242,7 +240,7 @@ def test_work_can_be_shared_out_anywhere(parts: int) -> None:
     case = Case((2, 4, 4), 1, 5, (1, 3, 1), pads=1, groups=2, images=2)
     names = conv_arguments(case.conv)
     module = build_conv("conv", case.conv, TINY)
-    blocks = conv_blocks(case.conv, TINY, machine_of_width(512), case.extents["rows"], case.extents["pixels"], parts)
+    blocks = conv_blocks(case.conv, TINY, WIDE, case.extents["rows"], case.extents["pixels"], parts)
     given = case.arguments(TINY, blocks)
     units = given[names.index("end")]
     for thread in range(parts):

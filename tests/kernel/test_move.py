@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loop_running import WIDTHS, run_both, run_compiled
+from loop_running import NARROW, WIDE, WIDTHS, run_both, run_compiled
 
 from tilewright.backends.cpu.kernels.move import build_copy, copy_arguments, copy_units, moved_as, ordered
-from tilewright.backends.cpu.machine import machine_of_width
+from tilewright.backends.cpu.machine import Machine, machine_of_width
 from tilewright.graph.dtypes import f32, from_numpy
 from tilewright.graph.kernel.interpreter import run_loops
 
@@ -28,23 +28,23 @@ def memory_of(array: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def planned(
-    source: np.ndarray, target: np.ndarray, width: int, static: bool, streams: bool = False
+    source: np.ndarray, target: np.ndarray, machine: Machine, static: bool, streams: bool = False
 ) -> tuple[Any, list[Any]]:
     plan = ordered(target.shape, *([s // a.itemsize for s in a.strides] for a in (source, target)))
     kernel = replace(plan.of(from_numpy(source.dtype), static), streams=streams)
-    assert not streams or plan.can_stream(kernel.dtype, machine_of_width(width))
+    assert not streams or plan.can_stream(kernel.dtype, machine)
     (y, y_start), (x, x_start) = memory_of(target), memory_of(source)
     known: dict[str, Any] = {"y": y, "x": x, "source_start": x_start, "target_start": y_start}
     for axis in range(len(plan.extents)):
         known |= {f"outer{axis}": plan.extents[axis], f"x_outer{axis}": plan.source[axis]}
         known[f"y_outer{axis}"] = plan.target[axis]
-    known |= {"begin": 0, "end": copy_units(kernel, machine_of_width(width), plan.extents), "thread": 0}
-    return build_copy("copy", kernel, machine_of_width(width)), [known[name] for name in copy_arguments(kernel)]
+    known |= {"begin": 0, "end": copy_units(kernel, machine, plan.extents), "thread": 0}
+    return build_copy("copy", kernel, machine), [known[name] for name in copy_arguments(kernel)]
 
 
 def check(source: np.ndarray, target: np.ndarray, width: int = 256, static: bool = True, streams: bool = False) -> None:
     """The copy does what numpy's assignment does, and touches nothing else."""
-    module, given = planned(source, target, width, static, streams)
+    module, given = planned(source, target, machine_of_width(width), static, streams)
     ours, compiled = run_both(module, given, width)
     target[...] = source
     assert np.array_equal(ours[0], given[0])
@@ -98,7 +98,7 @@ def test_squares_that_go_past_the_caches(dtype: Any, behind: int) -> None:
     for static in (True, False):
         whole = on_line(19 * pitch, dtype, behind).reshape(19, pitch)
         target = whole[:, :150]
-        module, given = planned(source.T, target, 512, static, streams=True)
+        module, given = planned(source.T, target, WIDE, static, streams=True)
         # Interpreted where it lies, since a copy of it may begin elsewhere in a line.
         for run in (run_loops, lambda m, a: run_compiled(m, a, 512)):
             target[...] = 0
@@ -114,12 +114,11 @@ def test_rows_that_go_past_the_caches(width: int) -> None:
 
 
 def test_what_goes_past_the_caches() -> None:
-    machine = machine_of_width(512)
-    assert ordered((64, 64), (1, 64), (64, 1)).can_stream(f32, machine)
-    assert not ordered((64, 63), (1, 64), (63, 1)).can_stream(f32, machine)
-    assert not ordered((64, 64), (1, 64), (64, 1)).can_stream(f32, machine_of_width(256))
-    assert ordered((8, 5000), (5001, 1), (5002, 1)).can_stream(f32, machine)
-    assert not ordered((5000, 8), (9, 1), (10, 1)).can_stream(f32, machine)
+    assert ordered((64, 64), (1, 64), (64, 1)).can_stream(f32, WIDE)
+    assert not ordered((64, 63), (1, 64), (63, 1)).can_stream(f32, WIDE)
+    assert not ordered((64, 64), (1, 64), (64, 1)).can_stream(f32, NARROW)
+    assert ordered((8, 5000), (5001, 1), (5002, 1)).can_stream(f32, WIDE)
+    assert not ordered((5000, 8), (9, 1), (10, 1)).can_stream(f32, WIDE)
 
 
 def test_channels_last_and_back_with_a_halo() -> None:
@@ -154,7 +153,7 @@ def test_every_second_element_and_the_last_one_first(dtype: Any, width: int) -> 
 @pytest.mark.parametrize("shape", [(0, 4), (), (1, 1)])
 def test_little_or_nothing(shape: tuple[int, ...]) -> None:
     source, target = numbers(*shape), np.zeros(shape, np.float32)
-    module, given = planned(source, target, 256, False)
+    module, given = planned(source, target, machine_of_width(256), False)
     run_compiled(module, given, 256)
     assert np.array_equal(source, target)
 
@@ -165,7 +164,7 @@ def test_work_can_be_shared_out_anywhere(turned: bool, parts: int) -> None:
     source = numbers(90, 300)
     target = np.zeros((300, 90) if turned else (90, 300), np.float32)
     source = source.T if turned else source
-    module, given = planned(source, target, 256, True)
+    module, given = planned(source, target, machine_of_width(256), True)
     units = given[-2]
     assert units > 1
     run = run_loops if turned else lambda m, a: run_compiled(m, a, 256)
@@ -176,7 +175,7 @@ def test_work_can_be_shared_out_anywhere(turned: bool, parts: int) -> None:
 
 def test_long_rows_are_cut_into_pieces() -> None:
     source, target = numbers(2, 40001), np.zeros((2, 40003), np.float32)
-    module, given = planned(source, target[:, 1:40002], 512, False)
+    module, given = planned(source, target[:, 1:40002], WIDE, False)
     run_compiled(module, given, 512)
     assert np.array_equal(source, target[:, 1:40002])
     assert not target[:, 0].any()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loop_running import WIDTHS, run_both, run_compiled
+from loop_running import NARROW, WIDE, WIDTHS, run_both, run_compiled
 
 import tilewright
 from tilewright.backends.cpu.kernels.recurrent import (
@@ -127,13 +127,12 @@ def test_a_long_sequence() -> None:
 
 def test_rows_of_a_unit_leave_work_to_all_threads() -> None:
     """As many as sums fit, which share what is read of the weights, in blocks of the same size."""
-    wide, narrow = machine_of_width(512), machine_of_width(256)
     lstm = Recurrent("lstm", 256)
-    assert [recurrent_rows(lstm, wide, batch, 1) for batch in (0, 1, 3, 4, 5, 16)] == [1, 1, 3, 4, 3, 4]
-    assert [recurrent_rows(lstm, wide, batch, 2) for batch in (1, 3, 4, 16)] == [1, 2, 2, 4]
-    assert recurrent_rows(Recurrent("lstm", 256, direction="bidirectional"), wide, 4, 2) == 4
-    assert recurrent_rows(lstm, narrow, 16, 1) == 2 if narrow.registers == 16 else 4
-    assert recurrent_rows(Recurrent("rnn", 256), wide, 64, 1) == 8
+    assert [recurrent_rows(lstm, WIDE, batch, 1) for batch in (0, 1, 3, 4, 5, 16)] == [1, 1, 3, 4, 3, 4]
+    assert [recurrent_rows(lstm, WIDE, batch, 2) for batch in (1, 3, 4, 16)] == [1, 2, 2, 4]
+    assert recurrent_rows(Recurrent("lstm", 256, direction="bidirectional"), WIDE, 4, 2) == 4
+    assert recurrent_rows(lstm, NARROW, 16, 1) == 2
+    assert recurrent_rows(Recurrent("rnn", 256), WIDE, 64, 1) == 8
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loop_running import compiled, run_both, run_compiled
+from loop_running import WIDE, compiled, run_both, run_compiled
 
 from tilewright.backends.cpu.kernels.rows import (
     RowFunction,
@@ -353,17 +353,15 @@ def test_past_the_caches_in_place(name: str, shape: Any, axis: int) -> None:
 
 
 def test_which_rows_go_past_the_caches() -> None:
-    machine = machine_of_width(512)
-
     def kernel(function: RowFunction, length: int, step: int = 1) -> RowKernel:
         view = View(f32, (length * step,), (step,))
         return RowKernel(function, (8,), (length,), (view,), (view,))
 
-    assert can_stream(kernel(layer_norm(1e-5), 768), machine)
-    assert not can_stream(kernel(layer_norm(1e-5), 96), machine)
-    assert not can_stream(kernel(layer_norm(1e-5), 768, 2), machine)
-    assert not can_stream(kernel(softmax(), 256), machine)
-    assert can_stream(kernel(softmax(), 1024), machine)
+    assert can_stream(kernel(layer_norm(1e-5), 768), WIDE)
+    assert not can_stream(kernel(layer_norm(1e-5), 96), WIDE)
+    assert not can_stream(kernel(layer_norm(1e-5), 768, 2), WIDE)
+    assert not can_stream(kernel(softmax(), 256), WIDE)
+    assert can_stream(kernel(softmax(), 1024), WIDE)
 
 
 @pytest.mark.parametrize(("rows", "columns", "step", "expected"), [
@@ -372,7 +370,6 @@ def test_which_rows_go_past_the_caches() -> None:
 ])  # fmt: skip
 def test_which_columns_go_past_the_caches(rows: int, columns: int, step: int, expected: bool) -> None:
     """Large results without gaps, of rows that neither registers nor memory of its own keep for too long."""
-    machine = machine_of_width(512)
     view = View(f32, (step,), (columns * step,))
     kernel = RowKernel(softmax(), (columns,), (rows,), (view,), (view,), along="column")
-    assert streamed(kernel, machine, (columns,), (rows,)).streams == expected
+    assert streamed(kernel, WIDE, (columns,), (rows,)).streams == expected

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from image_buffers import ImageBuffer, convolution, image_buffer, of_images
-from loop_running import WIDTHS, run_both, run_compiled
+from loop_running import WIDE, WIDTHS, run_both, run_compiled
 
 from tilewright.backends.cpu.kernels.conv import Conv, choose_conv_tiling
 from tilewright.backends.cpu.kernels.image import BY_CHANNEL, ImageEpilogue, ImageOperand, Layout, Window
@@ -155,7 +155,7 @@ def test_work_can_be_shared_out_anywhere(parts: int) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_threads_get_equally_much_in_few_groups(channels: int, size: int, images: int, threads: int) -> None:
     conv = Conv(Window.of((3, 3)), channels, channels, f32, 1, 1, size, size)
-    for tiling in (winograd_tiling(conv, machine_of_width(512), m) for m in (2, 4)):
+    for tiling in (winograd_tiling(conv, WIDE, m) for m in (2, 4)):
         groups = winograd_panel_groups(conv, tiling, images, size, size, threads)
         units = winograd_units(conv, tiling, images, size, size, groups)
         assert units % threads == 0 or units >= 4 * threads
@@ -172,12 +172,11 @@ def test_blocks_across_images(size: int, static: bool, groups: int) -> None:
 
 def test_blocks_across_images_are_whole_register_tiles() -> None:
     conv = Conv(Window.of((3, 3)), 256, 256, f32, 1, 1, 8, 8)
-    machine = machine_of_width(512)
-    tiling = across_images(conv, machine, 2)
+    tiling = across_images(conv, WIDE, 2)
     assert tiling.block % tiling.rows == 0
-    chosen = choose_running_winograd(conv, machine, 32, 8, 8, choose_conv_tiling(conv, machine))
+    chosen = choose_running_winograd(conv, WIDE, 32, 8, 8, choose_conv_tiling(conv, WIDE))
     assert chosen == tiling
-    assert choose_running_winograd(conv, machine, 1, 8, 8, choose_conv_tiling(conv, machine)) is None
+    assert choose_running_winograd(conv, WIDE, 1, 8, 8, choose_conv_tiling(conv, WIDE)) is None
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 2, 3), (2, 3, 0, 1)])
@@ -208,17 +207,16 @@ def test_rounding_is_as_stated(size: int, most: float, seed: int, monkeypatch: p
 
 
 def test_large_images_and_many_channels_are_worth_it() -> None:
-    machine = machine_of_width(512)
     conv = Conv(Window.of((3, 3)), 64, 64, f32, rows=56, pixels=56)
-    chosen = choose_winograd(conv, machine, 56, 56)
+    chosen = choose_winograd(conv, WIDE, 56, 56)
     assert chosen is not None
     assert chosen.size == 4
-    assert choose_winograd(replace(conv, rows=None, pixels=None), machine, 56, 56) is not None
-    assert choose_winograd(replace(conv, channels=3), machine, 56, 56) is None
-    assert choose_winograd(replace(conv, window=Window.of((1, 1))), machine, 56, 56) is None
+    assert choose_winograd(replace(conv, rows=None, pixels=None), WIDE, 56, 56) is not None
+    assert choose_winograd(replace(conv, channels=3), WIDE, 56, 56) is None
+    assert choose_winograd(replace(conv, window=Window.of((1, 1))), WIDE, 56, 56) is None
     # The filters of 36 products would be read for a few tiles.
     few = replace(conv, channels=1024, outputs=1024, rows=4, pixels=4)
-    assert choose_winograd(few, machine, 4, 4) is None
+    assert choose_winograd(few, WIDE, 4, 4) is None
 
 
 def test_where_it_applies() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,13 @@ from tilewright.graph.module import Module
 from tilewright.graph.verifier import verify
 
 WIDTHS = (128, 256, 512)
+
+# For what is decided by a machine's figures, so that it is the same wherever tests run.
+WIDE = Machine(
+    "x86-64-v4", "", "x86_64-unknown-linux-gnu", vector_bits=512, registers=32, fma=True, scalef=True,
+    l1=48 << 10, l2=2 << 20, l3=32 << 20,
+)  # fmt: skip
+NARROW = replace(WIDE, cpu="x86-64-v3", vector_bits=256, registers=16, scalef=False)
 
 
 def compiled(module: Module, width: int, machine: Machine | None = None) -> Callable[[Sequence[Any]], None]:
