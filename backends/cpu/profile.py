@@ -82,7 +82,7 @@ class Recorder:
             if pool is not None:
                 pool.run(place, 1, bases)
             else:
-                runtime().run(place, 1, bases)
+                runtime().run(place, 1, bases, 0)
             self.add((id(owner), index), call, self.clock() - started, parts[index])
 
     def add(self, key: tuple[int, int], step: Call | Operation, seconds: float, parts: int = 1) -> None:

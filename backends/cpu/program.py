@@ -20,13 +20,14 @@ from .machine import memory_bytes
 from .memory_plan import Lifetime, place, restack, stack_of
 from .planner import Buffer, Call, Planner, Storage, View, dtype_of
 from .runtime import STEP_WORDS, Pool, runtime
+from .runtime_text import FIRST_ARRAY
 
 if TYPE_CHECKING:
     from ...graph.kernel.strided import Shape
     from .profile import Recorder
 
 # Bases that every program has: address 0, for constants given by their address, and the arena.
-NULL, ARENA, FIRST_FREE = 0, 1, 2
+NULL, ARENA, FIRST_FREE = 0, 1, FIRST_ARRAY
 # So many runs at the same time find an arena that was used before, by whatever plan.
 MOST_ARENAS = 4
 _BYTE = ctypes.c_char
@@ -261,7 +262,8 @@ class Program:
         An output is made in its array of `places`, if that is not None and has the right shape. A `recorder` times
         each call. `check` is a number of calls, and what to call between those and the others.
         """
-        self._require_memory()
+        if self._needed_bytes > _MUCH:
+            self._require_memory()
         try:
             made = self._empty(places) if places else [self._new(shape, dtype) for shape, dtype in self.outputs]
             if self.calls:
@@ -289,7 +291,8 @@ class Program:
             if storage is not None and storage.array is not None and not storage.array.flags.writeable:
                 storage.array.reshape(-1).view(np.uint8)[::_PAGE].sum()
         if with_arena:
-            self._require_memory()
+            if self._needed_bytes > _MUCH:
+                self._require_memory()
             memory = self._arena()
             memory[0][::_PAGE] = 0
             self._arenas.append(memory)
@@ -297,7 +300,7 @@ class Program:
     def _require_memory(self) -> None:
         """Raise ExecutionError if a run would need more than there is: a system may hand out such memory all the same,
         and end the process that uses it."""
-        if self._needed_bytes > _MUCH and self._needed_bytes > memory_bytes():
+        if self._needed_bytes > memory_bytes():
             wanted, there = (f"{count / 1e9:.1f} GB" for count in (self._needed_bytes, memory_bytes()))
             raise ExecutionError("run/memory", f"a run for these sizes takes {wanted} of memory, and there are {there}")
 
@@ -345,25 +348,26 @@ class Program:
             fresh = [each for each in arrays[self._inputs :] if id(each) not in given]
             for each in (memory[0][: self.arena_bytes + 64], *fresh):
                 each.reshape(-1).view(np.uint8).fill(bounds.UNWRITTEN)
-        addresses = [0, memory[1], *map(address_of, arrays)]
         if self._faults:
             faults = np.zeros((len(self._faults), 2), np.int64)
-            addresses.append(address_of(faults))
-        bases = array("q", addresses)
-        begin, count = self._job
-        if check is not None:
+            arrays.append(faults)
+        native, (begin, count) = runtime(), self._job
+        is_plain = recorder is None and check is None and native.reads_arrays
+        bases = array("q", [0, memory[1], *map(id if is_plain else address_of, arrays)])
+        if is_plain:
+            if pool is not None and self.parallel:
+                pool.run(begin, count, bases.buffer_info()[0], len(arrays))
+            else:
+                native.run(begin, count, bases.buffer_info()[0], len(arrays))
+        elif check is None:
+            self._run(pool, recorder, 0, count, bases.buffer_info()[0])
+        else:
             first, verify = check
             self._run(pool, recorder, 0, first, bases.buffer_info()[0])
             if self._faults:
                 self._complain(faults)
             verify()
             self._run(pool, recorder, first, count, bases.buffer_info()[0])
-        elif recorder is not None:
-            self._run(pool, recorder, 0, count, bases.buffer_info()[0])
-        elif pool is not None and self.parallel:
-            pool.run(begin, count, bases.buffer_info()[0])
-        else:
-            runtime().run(begin, count, bases.buffer_info()[0])
         if len(self._arenas) < MOST_ARENAS:
             self._arenas.append(memory)
         if self._checked:
@@ -378,7 +382,7 @@ class Program:
         elif pool is not None and self.parallel:
             pool.run(self._job[0] + _STEP_BYTES * first, last - first, bases)
         else:
-            runtime().run(self._job[0] + _STEP_BYTES * first, last - first, bases)
+            runtime().run(self._job[0] + _STEP_BYTES * first, last - first, bases, 0)
 
     def _complain(self, faults: np.ndarray) -> None:
         """Raise what a kernel has reported."""

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import ctypes
 import os
+import sys
 import threading
 from functools import cache
 from typing import Any
@@ -19,23 +20,31 @@ import numpy as np
 
 from .jit import Code, stored_object_code
 from .machine import machine_of_width, usable_cores
-from .runtime_text import EPOCH, STEP_WORDS, runtime_text, state_words
+from .runtime_text import ARRAY_DATA, EPOCH, STEP_WORDS, runtime_text, state_words
 
 __all__ = ["STEP_WORDS", "Pool", "Runtime", "pool", "runtime", "stop_pools"]
 
+_IS_CPYTHON = sys.implementation.name == "cpython"  # where an object's id is its address
 SPINS = 8000  # about 0.4 ms of waiting
 
 
 class Runtime:
-    """The compiled runtime's functions, which release Python's lock while they run."""
+    """The compiled runtime's functions, which release Python's lock while they run.
+
+    `reads_arrays`: native code finds the elements of a numpy array by the object's address. Asking numpy for them takes
+    ten times as long.
+    """
 
     def __init__(self) -> None:
         machine = machine_of_width(0)
         self._code = Code([stored_object_code(runtime_text(machine.triple), machine)], machine)
-        self.run = self._function("run", 3)
-        self.share = self._function("share", 6)
+        self.run = self._function("run", 4)
+        self.share = self._function("share", 7)
         self.work = self._function("work", 4, ctypes.c_int64)
         self.stop = self._function("stop", 1)
+        sample = np.zeros(3)
+        field = ctypes.c_void_p.from_address(id(sample) + ARRAY_DATA) if _IS_CPYTHON else ctypes.c_void_p()
+        self.reads_arrays = field.value == sample.ctypes.data
 
     def _function(self, name: str, count: int, result: Any = None) -> Any:
         return ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * count)(self._code.address(f"tilewright_{name}"))
@@ -70,17 +79,20 @@ class Pool:
                 break
             self._workers.append(worker)
 
-    def run(self, steps: int, count: int, bases: int) -> None:
-        """Run the program at the address `steps`; alone if the pool is at work for somebody else."""
+    def run(self, steps: int, count: int, bases: int, arrays: int = 0) -> None:
+        """Run the program at the address `steps`; alone if the pool is at work for somebody else.
+
+        Of so many `arrays` among the bases the objects are given (see `reads_arrays`).
+        """
         if self.threads == 1:
-            self._runtime.run(steps, count, bases)
+            self._runtime.run(steps, count, bases, arrays)
             return
         # Who is woken finds the job when it looks; one that falls asleep just now misses it, and is woken for the
         # next. Whether the pool is free is asked, and said again, in the one native call that does the job: an
         # interrupt comes before it or after it, and leaves nothing held.
         if True in self._asleep:
             self._wake()
-        self._runtime.share(self._address, steps, count, bases, self.threads, self._spins)
+        self._runtime.share(self._address, steps, count, bases, arrays, self.threads, self._spins)
 
     def _wake(self) -> None:
         for thread, asleep in enumerate(self._asleep):

@@ -12,6 +12,10 @@ inside, since the table and the memory are his. State that threads share lies on
 
 from __future__ import annotations
 
+# The first base that may be an array. The address of its elements is the first field behind the head of the object: so
+# says numpy's ndarraytypes.h, which compiled extensions rely on.
+FIRST_ARRAY, ARRAY_DATA = 2, object.__basicsize__
+
 STEP_WORDS = 4  # entry point, argument table, work units, parts
 
 # Words of the state: the job's number, the step, chunks done, the gate (job's number and workers inside), whether to
@@ -35,7 +39,7 @@ def runtime_text(triple: str) -> str:
         declare, pause = "", "%nothing = add i64 0, 0"
     places = {
         "current": CURRENT, "done": DONE, "gate": GATE, "stop": STOP, "busy": BUSY, "job": JOB, "ranges": RANGES,
-        "line": LINE, "words": STEP_WORDS, "chunks": _CHUNKS,
+        "line": LINE, "words": STEP_WORDS, "chunks": _CHUNKS, "arrays": FIRST_ARRAY, "data": ARRAY_DATA,
     }  # fmt: skip
     text = _TEXT
     for name, number in places.items():
@@ -247,9 +251,30 @@ leave:
   ret void
 }
 
-; A program by one thread.
-define void @tilewright_run(ptr %steps, i64 %count, ptr %bases) {
+; Put the address of its elements in the place of each of so many numpy arrays, which are bases from the third on.
+define internal void @locate(ptr %bases, i64 %arrays) {
 entry:
+  %some = icmp sgt i64 %arrays, 0
+  br i1 %some, label %each, label %done
+each:
+  %i = phi i64 [ 0, %entry ], [ %next, %each ]
+  %place = add i64 %i, $arrays$
+  %at = getelementptr i64, ptr %bases, i64 %place
+  %array = load ptr, ptr %at
+  %field = getelementptr i8, ptr %array, i64 $data$
+  %elements = load i64, ptr %field
+  store i64 %elements, ptr %at
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %arrays
+  br i1 %more, label %each, label %done
+done:
+  ret void
+}
+
+; A program by one thread.
+define void @tilewright_run(ptr %steps, i64 %count, ptr %bases, i64 %arrays) {
+entry:
+  call void @locate(ptr %bases, i64 %arrays)
   br label %head
 head:
   %i = phi i64 [ 0, %entry ], [ %next, %following ]
@@ -321,8 +346,11 @@ done:
 }
 
 ; A program by all threads, or by this one alone while somebody else has them.
-define void @tilewright_share(ptr %state, ptr %steps, i64 %count, ptr %bases, i64 %threads, i64 %spins) {
+define void @tilewright_share(
+    ptr %state, ptr %steps, i64 %count, ptr %bases, i64 %arrays, i64 %threads, i64 %spins
+) {
 entry:
+  call void @locate(ptr %bases, i64 %arrays)
   %busy_at = getelementptr i64, ptr %state, i64 $busy$
   %pair = cmpxchg ptr %busy_at, i64 0, i64 1 acq_rel acquire
   %free = extractvalue { i64, i1 } %pair, 1
@@ -333,7 +361,7 @@ together:
   store atomic i64 0, ptr %busy_at release, align 8
   ret void
 alone:
-  call void @tilewright_run(ptr %steps, i64 %count, ptr %bases)
+  call void @tilewright_run(ptr %steps, i64 %count, ptr %bases, i64 0)
   ret void
 }
 

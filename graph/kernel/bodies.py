@@ -200,14 +200,15 @@ def is_identity(block: Block) -> bool:
 
 
 def cost(block: Block) -> int:
-    """About how many vector operations the region takes; a transcendental one counts 12, a division or root 4."""
+    """About how many vector operations the region takes; a transcendental one counts 12, a division or root 4, both
+    together a sigmoid."""
     return sum(_COSTS.get(op.op_type, 1) for op in block if not op.is_terminator and op.op_type != "constant")
 
 
 _COSTS = dict.fromkeys(
     ("exp", "expm1", "log", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh",
      "acosh", "atanh", "erf", "pow"), 12,
-) | {"div": 4, "quotient": 4, "sqrt": 4, "mod": 4, "fmod": 4}  # fmt: skip
+) | {"sigmoid": 16, "div": 4, "quotient": 4, "sqrt": 4, "mod": 4, "fmod": 4}  # fmt: skip
 
 
 def _apply(op: Operation, handler: Any, operands: list[Scalar]) -> Scalar:

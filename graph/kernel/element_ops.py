@@ -29,7 +29,7 @@ _TRUTHS = frozenset({
 
 _OF_FLOATS = frozenset({
     "sqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
-    "asinh", "acosh", "atanh", "erf", "quotient",
+    "asinh", "acosh", "atanh", "erf", "sigmoid", "quotient",
 })  # fmt: skip
 
 

@@ -7,8 +7,8 @@ rounded like others.
 
 Largest errors in units in the last place, found by tests/kernel/test_vector_math.py over arguments of any size against
 f64 and, for f64, against extended precision: exp, log, log1p, sin, cos, acos 1.5; asin, asinh, expm1 2; atan 2.5; pow 1
-(f64: grows with |y log x|); cosh, acosh, atanh, tan 3; sinh 4; tanh 5 and erf 6 (f64: 3 and 4), both near 1: as ratios
-of polynomials they are far faster than with an exponential. Angles may be of any size (`angles`).
+(f64: grows with |y log x|); cosh, acosh, atanh, sigmoid, tan 3; sinh 4; tanh 5 and erf 6 (f64: 3 and 4), both near 1:
+as ratios of polynomials they are far faster than with an exponential. Angles may be of any size (`angles`).
 """
 
 from __future__ import annotations
@@ -112,6 +112,28 @@ def expm1(b: LoopBuilder, x: Value) -> Value:
     power = b.scale(_constant(b, 0.5, x), n)
     half = b.fma(small, power, b.sub(power, 0.5))
     return b.add(half, half)  # type: ignore[no-any-return]
+
+
+# Below these, sigmoid is a subnormal number that nobody misses; above, 1.
+_SIGMOID_RANGE = {f32: (-88.72, 80.0), f64: (-709.7, 700.0)}
+
+
+def sigmoid(b: LoopBuilder, x: Value) -> Value:
+    """1 / (1 + exp(-x)), as half / (half + exp(-x) / 2), since a half is a normal number wherever the result is not 0;
+    0 where the result is less than 3e-39 (f64: 6e-309)."""
+    dtype = _dtype(x)
+    low, high = _SIGMOID_RANGE[dtype]
+    near = b.max(b.min(x, high), low)
+    rounder = _constant(b, _ROUNDER[dtype], x)
+    n = b.sub(b.fma(near, _constant(b, -1 / math.log(2), x), rounder), rounder)
+    # What is left of x, and so the odd terms of the exponential, have the other sign.
+    r = near
+    for part in _parts(_LOG_2, dtype, 2, 16 if dtype is f32 else 40):
+        r = b.fma(n, _constant(b, part, x), r)
+    terms = (0.5, 0.5, *(0.5 * term for term in tables.EXP[dtype]))
+    half_power = polynomial(b, r, [-term if power % 2 else term for power, term in enumerate(terms)])
+    result = b.div(0.5, b.add(b.scale_normal(half_power, n), 0.5))
+    return b.select(b.lt(x, low), 0.0, result)
 
 
 def _ratio(b: LoopBuilder, x: Value, table: tuple[float, Sequence[float], Sequence[float]]) -> Value:
@@ -355,10 +377,10 @@ def atan(b: LoopBuilder, x: Value) -> Value:
 FUNCTIONS = {
     "exp": exp, "expm1": expm1, "log": log, "log1p": log1p, "tanh": tanh, "sinh": sinh, "cosh": cosh, "erf": erf,
     "asinh": asinh, "acosh": acosh, "atanh": atanh, "sin": sin, "cos": cos, "tan": tan, "asin": asin, "acos": acos,
-    "atan": atan,
+    "atan": atan, "sigmoid": sigmoid,
 }  # fmt: skip
 
 UNITS = {
     "exp": 1.5, "log": 1.5, "log1p": 1.5, "sin": 1.5, "cos": 1.5, "acos": 1.5, "expm1": 2, "asin": 2, "asinh": 2,
-    "atan": 2.5, "erf": 6, "tanh": 5, "cosh": 3, "acosh": 3, "atanh": 3, "tan": 3, "sinh": 4,
+    "atan": 2.5, "erf": 6, "tanh": 5, "cosh": 3, "acosh": 3, "atanh": 3, "tan": 3, "sinh": 4, "sigmoid": 3,
 }  # fmt: skip

@@ -147,10 +147,6 @@ def binary(
 # ---- bodies that need a name -----------------------------------------------------------------------------------------
 
 
-def sigmoid(s: Any, x: Any) -> Any:
-    return s.div(1, s.add(1, s.exp(s.neg(x))))
-
-
 def softplus(s: Any, x: Any) -> Any:
     """log(1 + exp(x)), written so that it does not overflow."""
     return s.add(s.maximum(x, 0), s.log1p(s.exp(s.neg(s.abs(x)))))
@@ -187,7 +183,7 @@ def gelu(s: Any, x: Any, approximate: str) -> Any:
 
 
 def swish(s: Any, x: Any, alpha: float) -> Any:
-    return s.mul(x, sigmoid(s, s.mul(x, alpha)))
+    return s.mul(x, s.sigmoid(s.mul(x, alpha)))
 
 
 def is_infinite(s: Any, x: Any, detect_negative: int, detect_positive: int) -> Any:
@@ -247,7 +243,7 @@ unary("ThresholdedRelu", lambda s, x, alpha: s.select(s.less(alpha, x), x, 0), a
 unary("Elu", elu, attributes=("alpha",))
 unary("Celu", celu, attributes=("alpha",))
 unary("Selu", selu, attributes=("alpha", "gamma"))
-unary("Sigmoid", sigmoid)
+unary("Sigmoid", lambda s, x: s.sigmoid(x))
 unary("HardSigmoid", hard_sigmoid, attributes=("alpha", "beta"))
 unary("HardSwish", lambda s, x: s.mul(x, hard_sigmoid(s, x, 1 / 6, 0.5)), parts=hard_swish_parts)
 unary("Softplus", softplus)

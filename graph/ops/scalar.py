@@ -24,8 +24,8 @@ Body: TypeAlias = Callable[..., Scalar]
 
 UNARY = (
     "neg", "abs", "sign", "floor", "ceil", "round", "sqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tan",
-    "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "is_nan", "logical_not",
-    "bit_not",
+    "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "sigmoid", "is_nan",
+    "logical_not", "bit_not",
 )  # fmt: skip
 BINARY = (
     "add", "sub", "mul", "div", "mod", "fmod", "pow", "minimum", "maximum", "equal", "less", "less_equal",
@@ -53,6 +53,9 @@ class OperationCounter:
 
     def select(self, condition: Scalar, x: Scalar, y: Scalar) -> Scalar:
         self.count += 1
+
+    def sigmoid(self, x: Scalar) -> Scalar:
+        self.count += 4
 
     def __getattr__(self, name: str) -> Callable[..., Scalar]:
         if name not in UNARY and name not in BINARY:
@@ -112,6 +115,9 @@ class NumpyScalars:
 
     def shift_right(self, x: Scalar, y: Scalar) -> Scalar:
         return np.right_shift(x, y)
+
+    def sigmoid(self, x: Scalar) -> Scalar:
+        return self.div(1, self.add(1, self.exp(self.neg(x))))
 
     def erf(self, x: Scalar) -> Scalar:
         array = np.asarray(x)

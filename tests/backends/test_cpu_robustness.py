@@ -270,7 +270,7 @@ def test_an_access_outside_is_found_and_touches_nothing(begin: int, length: int)
     from tilewright.backends.cpu.runtime import runtime
 
     bounds.forget()
-    runtime().run(step.ctypes.data, 1, bases.ctypes.data)
+    runtime().run(step.ctypes.data, 1, bases.ctypes.data, 0)
     assert not x[: inside.start].any()
     assert not x[inside.stop :].any()
     if length < 40:

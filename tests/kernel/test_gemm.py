@@ -190,7 +190,7 @@ def test_a_kernel_survives_its_text() -> None:
 def test_few_rows(width: int, packed: bool, static: bool) -> None:
     """Tiles of several panels, or of a B that is read where it lies; columns that end within a group of panels."""
     k = 9
-    for m, n in itertools.product((1, 2, 5) if static else (3,), (1, 15, 1021)):
+    for m, n in itertools.product((1, 2, 4) if static else (3,), (1, 15, 1021)):
         tiling = choose_tiling(machine_of_width(width), f32, m, n, k, packed=packed)
         assert tiling.rows == m
         sizes = (m, n, k) if static else (None, None, None)

@@ -56,6 +56,12 @@ def exact(name: str, *operands: np.ndarray, dtype: Any = np.float64) -> np.ndarr
     with np.errstate(all="ignore"):
         if name == "erf":
             return np.vectorize(math.erf, otypes=[float])(operands[0].astype(np.float64))
+        if name == "sigmoid":
+            (x,) = (operand.astype(dtype) for operand in operands)
+            small = np.exp(-np.abs(x))
+            least = 3e-39 if operands[0].dtype == np.float32 else 6e-309
+            result = np.where(x < 0, small, 1) / (1 + small)
+            return np.where(result < least, 0, result)  # type: ignore[no-any-return]
         function = getattr(np, NUMPY.get(name, {"pow": "power"}.get(name, name)))
         return function(*(operand.astype(dtype) for operand in operands))  # type: ignore[no-any-return]
 
@@ -64,8 +70,8 @@ def arguments(name: str, dtype: DType) -> np.ndarray:
     """Arguments of all sizes that the function takes, densest where it is steep."""
     random = np.random.default_rng(3)
     largest = 88 if dtype is f32 else 700
-    spread = {"exp": largest, "expm1": largest, "tanh": 12, "sinh": largest, "cosh": largest, "erf": 6, "atanh": 1,
-              "asin": 1, "acos": 1, "sin": 1000, "cos": 1000, "tan": 1000}  # fmt: skip
+    spread = {"exp": largest, "expm1": largest, "tanh": 12, "sinh": largest, "cosh": largest, "sigmoid": largest,
+              "erf": 6, "atanh": 1, "asin": 1, "acos": 1, "sin": 1000, "cos": 1000, "tan": 1000}  # fmt: skip
     x = np.exp2(random.uniform(-30, 30, COUNT)) * random.choice([-1, 1], COUNT)
     if name in spread:
         x = random.uniform(-spread[name], spread[name], COUNT)

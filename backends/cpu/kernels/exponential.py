@@ -38,4 +38,4 @@ def exp_of_negative(b: LoopBuilder, x: Value) -> Value:
     for part in _LOG_2[dtype]:
         r = b.fma(n, constant(-part), r)
     power = vector_math.polynomial(b, r, (1.0, 1.0, *polynomials.EXP[dtype]))
-    return b.select(vanishes, 0.0, b.scale(power, n))
+    return b.select(vanishes, 0.0, b.scale_normal(power, n))

@@ -41,6 +41,10 @@ from .tile import THREAD_ROWS, Epilogue, EpilogueOperand, Size, finishing_body, 
 
 # A product is cut into so many units of work if it is large, whatever the number of threads.
 UNITS = 16
+# So many rows of a product of more than twice as many are a block, for the sake of long sums.
+_LOW_BLOCK = 128
+# So much more may a tile of three vectors compute than one of two.
+_WIDER = 1.03
 # Steps of k between a prefetch and the use: at 14 cycles each, longer than memory takes.
 AHEAD = 64
 # As many rows pay for copying a strip of B into the order in which it is read.
@@ -129,25 +133,29 @@ def choose_tiling(
     a_row: Size = None,
     threads: int = 1,
 ) -> Tiling:
-    """A tile that fills the registers (14 x 2 of 32, 6 x 2 of 16), and blocks that fill half the second-level cache.
+    """A tile that fills the registers (14 x 2 of 32, 4 x 3 or 6 x 2 of 16), and blocks that fill two thirds of the
+    second-level cache.
 
     `packed` says whether B lies in panels; if not, `b_k` and `b_column` are the strides of its rows and columns. An
     `a_row` of 1 says that columns of A are contiguous, as in the gradient of a weight. Results do not depend on
     `threads`, only which of them computes what.
     """
     lanes = machine.lanes(computed_in(dtype))
-    vectors = 1 if n is not None and n <= lanes else 2
+    vectors = _vectors(machine, n, lanes, packed)
     # Four registers are left for the row of B and the number of A that is multiplied with it.
     rows = min((machine.registers - 4) // vectors, 14)
     if m is not None and m <= rows and (packed or b_column == 1):
         return _skinny(machine, Tiling(rows, vectors, lanes, 0, rows), m, n, k, packed)
     element = computed_in(dtype).bits // 8
-    # A strip of B within the first-level cache would be ideal; the second level feeds the registers as well.
-    depth = max(64, machine.l2 // 2 // element // max(rows, min(m or 256, 256)))
+    # A strip of B within the first-level cache would be ideal; the second level feeds the registers as well. Long sums
+    # are worth more than high blocks, though each of those reads all of B.
+    room = machine.l2 * 2 // 3 // element
+    high = m if m is not None and m <= 2 * _LOW_BLOCK else _LOW_BLOCK
+    depth = max(64, room // max(rows, high))
     turned = a_row == 1 and m is not None and k is not None and k > 1 and n is not None and n >= _TURNED_COLUMNS
     few = not packed and m is not None and m <= 2 * _DIRECT_ROWS
     depth = _even(min(depth, _SHORT if turned or few else 1024), k) if computed_in(dtype) is dtype else k or depth
-    block = max(rows, machine.l2 // 2 // element // max(depth, 1) // rows * rows)
+    block = max(rows, room // max(depth, 1) // rows * rows)
     if m is not None:
         groups = batch * -(-(n or 1) // (vectors * lanes))
         # Smaller blocks only to have work for all threads: each reads all of B.
@@ -168,6 +176,17 @@ def choose_tiling(
     lines = -(-tiling.columns * dtype.bits // (8 * _LINE)) * tiling.unroll
     tiles = 4 if m is None else -(-min(m, block) // rows)
     return replace(tiling, spread=-(-lines // tiles), fetch_a=fetch_a)
+
+
+def _vectors(machine: Machine, n: Size, lanes: int, packed: bool) -> int:
+    """How many vectors wide a tile is. Of few registers, lower and wider tiles load less for each product, but a panel
+    that B does not fill is work for nothing."""
+    if n is not None and n <= lanes:
+        return 1
+    if machine.registers >= 32 or not packed or n is None:
+        return 2
+    filled = {vectors: -(-n // (vectors * lanes)) * vectors for vectors in (2, 3)}
+    return 3 if filled[3] <= filled[2] * _WIDER else 2
 
 
 def _stays(machine: Machine, b_k: Size, depth: int, element: int) -> bool:

@@ -194,8 +194,7 @@ def activated(b: LoopBuilder, x: Value, activation: Activation) -> Value:
         case "tanh":
             return vector_math.tanh(b, x)
         case "sigmoid":
-            small = exp_of_negative(b, b.neg(b.abs(x)))
-            return b.div(b.select(b.lt(x, 0), small, 1.0), b.add(small, 1))
+            return vector_math.sigmoid(b, x)
         case "relu":
             return b.max(x, 0)
         case "softsign":
