@@ -52,6 +52,11 @@ class Machine:
         """
         return max(8 * self.l2, min(self.l3 // 2, 16 << 20))
 
+    @property
+    def far_bytes(self) -> float:
+        """About how many bytes a cycle one core reads from beyond its own caches, as measured."""
+        return 8.0 if self.cpu.startswith("znver") else 4.0
+
     def lanes(self, dtype: DType) -> int:
         """How many numbers of `dtype` one register holds."""
         return max(1, self.vector_bits // dtype.bits)

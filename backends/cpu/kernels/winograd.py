@@ -173,8 +173,9 @@ def winograd_cycles(
     products = tiles * elements * conv.channels * outputs / (2 * lanes) * 1.1
     transforms = tiles * (_padded(conv, lanes) + outputs) / lanes * elements * 7
     filters = elements * conv.channels * outputs * conv.dtype.numpy.itemsize
-    # What is larger than the second-level cache comes from beyond it for every block, at about 4 bytes a cycle.
-    reading = winograd_blocks(tiling, images, rows, pixels) * filters / 4 if filters > machine.l2 // 2 else 0
+    # What is larger than the second-level cache comes from beyond it for every block.
+    far = filters / machine.far_bytes if filters > machine.l2 // 2 else 0
+    reading = winograd_blocks(tiling, images, rows, pixels) * far
     return max(products, reading) + transforms
 
 
