@@ -89,7 +89,7 @@ def compare_times(
     outputs: list[Mapping[str, Any]] = [{}] * len(names)
     for round_index in range(runs + WARM_UP):
         for index, runner in enumerate(runners):
-            _wait_for_idle_threads()
+            wait_for_idle_threads()
             _warm(runner, feeds)
             started = time.perf_counter()
             outputs[index] = runner(feeds)
@@ -100,7 +100,7 @@ def compare_times(
     return timings
 
 
-def _wait_for_idle_threads() -> None:
+def wait_for_idle_threads() -> None:
     """Return once no thread of this process computes, or spins waiting for work; after half a second in any case."""
     deadline = time.perf_counter() + PATIENCE_SECONDS
     while time.perf_counter() < deadline:

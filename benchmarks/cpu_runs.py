@@ -95,10 +95,16 @@ def shapes(
 ) -> dict[str, Any]:
     """Milliseconds of each side for each of `inputs` (shapes by name): its first run, and one of those after it.
 
-    `compiled` counts the kernels that had to be compiled up to each of them.
+    `compiled` counts the kernels that had to be compiled up to each of them. Sides take turns, each when the threads of
+    the one before have gone to sleep.
     """
     import tilewright
     from tilewright.backends.feeds import FeedPlan
+    from tilewright.backends.timing import wait_for_idle_threads
+
+    def timed(run: Runner, arrays: Mapping[str, Any]) -> float:
+        wait_for_idle_threads()
+        return 1e3 * seconds(run, arrays)
 
     module = tilewright.load(model)
     executable = tilewright.compile(module, target="cpu", threads=threads)
@@ -111,12 +117,12 @@ def shapes(
         plan = FeedPlan(module, shapes=given)
         arrays = plan.feeds(next(iter(plan.scenarios())))
         for side, run in runners.items():
-            first[side].append(1e3 * seconds(run, arrays))
+            first[side].append(timed(run, arrays))
         compiled.append(executable.report()["compiled"])
         samples: dict[str, list[float]] = {side: [] for side in runners}
         for _ in range(STEADY_RUNS):
             for side, run in runners.items():
-                samples[side].append(1e3 * seconds(run, arrays))
+                samples[side].append(timed(run, arrays))
         for side in runners:
             later[side].append(statistics.median(samples[side]))
     host_steps = executable.report()["host_steps"]
