@@ -320,10 +320,9 @@ class _Build:
         if target:
             x = b.reshape(x, target)
         weights = np.concatenate([each.weights for each in made.projections], axis=1)
-        row = None
-        if any(each.bias is not None for each in made.projections):
-            rows = [np.zeros(p.weights.shape[1], np.float32) if p.bias is None else p.bias for p in made.projections]
-            row = b.const(np.concatenate(rows))
+        # One of zeros, too: ONNX Runtime before 1.32 ends the process without a bias.
+        rows = [np.zeros(p.weights.shape[1], np.float32) if p.bias is None else p.bias for p in made.projections]
+        row = b.const(np.concatenate(rows))
         if made.heads.size != made.heads.value_size:
             attributes["qkv_hidden_sizes"] = tuple(each.weights.shape[1] for each in made.projections)
         bias = build_bias(b, made.mask, x, x)
