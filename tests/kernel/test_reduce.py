@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loop_running import WIDTHS, run_both, run_compiled
+from loop_running import WIDTHS, compiled, run_both, run_compiled
 
+import tilewright
+from tilewright.backends.cpu.kernels import reduce
 from tilewright.backends.cpu.kernels.reduce import (
     Reduce,
     Total,
@@ -216,7 +218,55 @@ def test_work_can_be_shared_out_anywhere(parts: int, axes: tuple[int, ...]) -> N
     assert np.array_equal(given[0], whole)
 
 
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tensors are read as large ones are."""
+    monkeypatch.setattr(reduce, "_LARGE", 1)
+    monkeypatch.setattr(reduce, "_WIDE", 512)
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("how", ["sum", "max"])
+@pytest.mark.parametrize("dtype", [f32, f64, f16, i32, u8], ids=str)
+@pytest.mark.parametrize(("shape", "axes"), [((5, 600), (0,)), ((2, 3, 1030), (1,)), ((3, 2, 512), (0, 1))], ids=str)
+def test_totals_of_wide_blocks(shape: Any, axes: Any, dtype: DType, how: str, width: int) -> None:
+    x = integers(shape, dtype)
+    module, given, count = planned(x, axes, Total(how, f32 if dtype is f16 else dtype), True, width)
+    ours, compiled = run_both(module, given, width)
+    expected = NUMPY[how](x, axis=axes).reshape(-1)
+    assert np.array_equal(ours[0][:count], expected)
+    assert np.array_equal(compiled[0][:count], expected)
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("parts", [1, 3])
+def test_wide_blocks_in_pieces_with_what_comes_before_and_after(parts: int) -> None:
+    x = random.normal(size=(21, 1100)).astype(np.float32)
+    options: Any = {"prologue": lambda b, v: [b.mul(v[0], v[0])], "epilogue": lambda b, v: [b.sqrt(v[0])]}
+    for piece in (0, 8):
+        module, given, count = planned(x, (0,), Total("sum", f32), True, 256, piece=piece, **options)
+        units, run = given[-2], compiled(module, 256)
+        for part in range(parts):
+            run([*given[:-3], part * units // parts, (part + 1) * units // parts, part])
+        rows = np.split(x.astype(np.float64), range(8, 21, 8) if piece else [])
+        expected = np.sqrt(np.stack([(each**2).sum(0) for each in rows]))
+        assert np.allclose(given[0][:count].reshape(expected.shape), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(4100, 1030), (16, 4, 70_000)], ids=str)
+def test_large_tensors_give_the_same_bits_with_any_threads(shape: tuple[int, ...]) -> None:
+    x = random.random(shape).astype(np.float32)
+    b = tilewright.Builder("sum")
+    b.output(b.reduce_mean(b.input("x", f32[shape]), np.array([0]), keepdims=0), "y")
+    found = [tilewright.compile(b.build(), target="cpu", threads=threads).run({"x": x})["y"] for threads in (1, 2, 3)]
+    assert np.allclose(found[0], x.mean(0, dtype=np.float64), rtol=1e-6)
+    assert all(np.array_equal(found[0], other) for other in found)
+
+
 def test_long_rows_alone_are_cut() -> None:
+    assert piece_length("column", (1024,), (1 << 14,)) == 64  # which is read in wide blocks
+    assert piece_length("column", (1024,), (1 << 11,)) == 32
     assert piece_length("row", (), (1 << 20,)) == 1 << 15
     assert piece_length("row", (1000,), (1 << 20,)) == 0
     assert piece_length("row", (), (1000,)) == 0

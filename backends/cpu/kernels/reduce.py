@@ -12,7 +12,7 @@ are units of work of their own: the kernel then stores the total of each piece, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ....graph import types
@@ -44,6 +44,9 @@ _CHAINS = 4
 _LINE_BYTES = 64
 # Elements of a piece, about: long enough that the second stage costs nothing, short enough to share out.
 _PIECE = 1 << 15
+# Of tensors of so many elements, which no cache holds, totals of so many columns lie in the first-level cache; pieces
+# have so many rows then.
+_LARGE, _WIDE, _WIDE_PIECE = 1 << 22, 1 << 12, 64
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,7 @@ def reduce_units(kernel: Reduce, machine: Machine, outer: Sequence[int], row: Se
     pieces = -(-row[0] // piece) if piece else 1
     if kernel.along == "row":
         return math.prod(outer) * pieces
-    columns = _vectors(kernel, machine) * _lanes(kernel, machine)
-    return math.prod(outer[:-1]) * pieces * -(-outer[-1] // columns)
+    return math.prod(outer[:-1]) * pieces * -(-outer[-1] // _width(kernel, machine))
 
 
 def piece_length(along: Along, outer: Sequence[int], row: Sequence[int]) -> int:
@@ -124,19 +126,31 @@ def piece_length(along: Along, outer: Sequence[int], row: Sequence[int]) -> int:
     """
     elements, rows = math.prod(row), math.prod(outer)
     read = elements * rows
-    if not row or has_many_rows(along, outer) or read < 4 * _PIECE or elements < 1024:
+    is_wide = along == "column" and reads_wide_blocks(outer, row)
+    width = _WIDE if is_wide else 64
+    if not row or has_many_rows(along, outer, width) or read < 4 * _PIECE or elements < 1024:
         return 0
     inner = elements // row[0] if row[0] else 1
     # A step of columns reads all of them.
     steps = max(1, _PIECE // max(1, inner * (rows if along == "column" else 1)))
+    steps = max(steps, -(-_WIDE_PIECE // inner)) if is_wide else steps
     # Pieces of whole sets of vectors, where vectors run along this dim.
     steps = -(-steps // 1024) * 1024 if along == "row" and len(row) == 1 else steps
     return steps if steps < row[0] else 0
 
 
-def has_many_rows(along: Along, outer: Sequence[int]) -> bool:
-    """Whether threads find enough work without cutting rows."""
-    return (math.prod(outer) if along == "row" else math.prod(outer[:-1]) * -(-outer[-1] // 64)) >= 64
+def has_many_rows(along: Along, outer: Sequence[int], width: int = 64) -> bool:
+    """Whether threads find enough work without cutting rows; `width` is that of a block of columns."""
+    return (math.prod(outer) if along == "row" else math.prod(outer[:-1]) * -(-outer[-1] // width)) >= 64
+
+
+def reads_wide_blocks(outer: Sequence[int], row: Sequence[int]) -> bool:
+    """Whether blocks of columns are so wide that their totals lie in memory.
+
+    What registers hold totals of is a few lines of each row. If they come from memory, reading whole rows, one behind
+    the other, is twice as fast.
+    """
+    return bool(outer) and outer[-1] >= 512 and math.prod(outer) * math.prod(row) >= _LARGE
 
 
 def _widest(kernel: Reduce) -> DType:
@@ -145,6 +159,20 @@ def _widest(kernel: Reduce) -> DType:
 
 def _lanes(kernel: Reduce, machine: Machine) -> int:
     return machine.lanes(_widest(kernel))
+
+
+def _is_wide(kernel: Reduce) -> bool:
+    """`reads_wide_blocks`, of a kernel that knows its sizes."""
+    sizes = [size for size in (*kernel.outer, *kernel.row) if size is not None]
+    if kernel.along == "row" or len(sizes) < len(kernel.outer) + len(kernel.row):
+        return False
+    outer, row = sizes[: len(kernel.outer)], sizes[len(kernel.outer) :]
+    return reads_wide_blocks(outer, row) and all(view.outer[-1] == 1 for view in kernel.operands)
+
+
+def _width(kernel: Reduce, machine: Machine) -> int:
+    """How many columns a unit has."""
+    return _WIDE if _is_wide(kernel) else _vectors(kernel, machine) * _lanes(kernel, machine)
 
 
 def _vectors(kernel: Reduce, machine: Machine) -> int:
@@ -170,9 +198,12 @@ class _ReduceBuilder(StridedBuilder):
         self.rows = [f"row{axis}" for axis in range(len(kernel.row))]
         self.outers = [f"outer{axis}" for axis in range(len(kernel.outer))]
         self.vectors = _vectors(kernel, machine)
+        self.width = _width(kernel, machine)
 
     def units(self) -> None:
         b, kernel = self.b, self.kernel
+        if _is_wide(kernel):
+            self.kept = [b.alloc(total.dtype, _WIDE) for total in kernel.totals]
         pieces: Operand = 1
         if kernel.piece != 0:
             pieces = b.div(b.add(self.size("row0"), b.sub(self.size("piece"), 1)), self.size("piece"))
@@ -181,7 +212,7 @@ class _ReduceBuilder(StridedBuilder):
                 indices = self.unravel(b.div(unit, pieces), self.outers)
                 self.row_unit(indices, b.rem(unit, pieces) if kernel.piece != 0 else 0)
             else:
-                width = self.vectors * self.lanes
+                width = self.width
                 blocks = b.div(b.add(self.size(self.outers[-1]), width - 1), width)
                 rest, block = b.div(unit, blocks), b.rem(unit, blocks)
                 piece = b.rem(rest, pieces) if kernel.piece != 0 else 0
@@ -299,6 +330,9 @@ class _ReduceBuilder(StridedBuilder):
 
     def column_unit(self, indices: Sequence[Operand], piece: Operand, column: Operand) -> None:
         rest = self.b.sub(self.size(self.outers[-1]), column)
+        if _is_wide(self.kernel):
+            self.wide_columns(indices, piece, column, self.b.min(rest, _WIDE))
+            return
         self.with_masks(rest, self.vectors, lambda masks: self.columns(indices, piece, column, masks))
 
     def columns(
@@ -339,6 +373,57 @@ class _ReduceBuilder(StridedBuilder):
             for index, place in enumerate(results):
                 step = steps[f"y{index}"]
                 self.store(totals[index], f"y{index}", self.ahead(place, v, step), step, mask)
+
+    def wide_columns(self, indices: Sequence[Operand], piece: Operand, column: Operand, columns: Operand) -> None:
+        """A wide block of columns: each row is added to totals in memory, which stay in the first-level cache."""
+        b, kernel = self.b, self.kernel
+        neutrals = self.neutrals()
+
+        def begin(i: Operand, mask: Value | None) -> None:
+            for buffer, neutral in zip(self.kept, neutrals, strict=True):
+                b.store(neutral, buffer, i, mask)
+
+        def row(places: list[Operand], _: list[Value]) -> list[Value]:
+            def add(i: Operand, mask: Value | None) -> None:
+                elements = self.elements([b.add(place, i) for place in places], [1] * len(places), mask)
+                sums = [b.load(buffer, i, self.lanes, mask) for buffer in self.kept]
+                for buffer, total in zip(self.kept, self.combined(sums, elements), strict=True):
+                    b.store(total, buffer, i, mask)
+
+            self.each_vector(columns, add)
+            return []
+
+        self.each_vector(columns, begin)
+        starts = self.places("x", kernel.operands, [*indices, column])
+        self.nest(self.rows, self.operand_names, starts, [], row, self.bounds(piece))
+        others = self.places("o", kernel.others, [*indices, column])
+        results = self.places("y", kernel.results, [*indices, column], piece)
+        self.each_vector(columns, lambda i, mask: self.finish_columns(others, results, i, mask))
+
+    def each_vector(self, columns: Operand, work: Callable[[Operand, Value | None], None]) -> None:
+        """`work` on each vector of so many columns, with a mask if they do not fill the last one."""
+        b = self.b
+        whole = b.mul(b.div(columns, self.lanes), self.lanes)
+        with b.loop(0, whole, self.lanes) as i:
+            work(i, None)
+        with b.loop(whole, columns, self.lanes) as i:
+            work(i, b.tail_mask(b.index(b.sub(columns, i)), self.lanes))
+
+    def finish_columns(
+        self, others: Sequence[Operand], results: Sequence[Operand], i: Operand, mask: Value | None
+    ) -> None:
+        """Store the results of the columns from `i` on."""
+        b, kernel, last = self.b, self.kernel, len(self.kernel.outer) - 1
+        totals = [b.load(buffer, i, self.lanes, mask) for buffer in self.kept]
+        if kernel.epilogue is not None:
+            given = []
+            for index, place in enumerate(others):
+                step = self.stride(f"o{index}", "outer", last)
+                given.append(self.load(f"o{index}", b.add(place, b.mul(i, step)), step, mask))
+            totals = list(kernel.epilogue(b, [*totals, *given]))
+        for index, place in enumerate(results):
+            step = self.stride(f"y{index}", "outer", last)
+            self.store(totals[index], f"y{index}", b.add(place, b.mul(i, step)), step, mask)
 
     def ahead(self, place: Operand, vectors: int, stride: Operand) -> Operand:
         further: Operand = self.b.add(place, self.b.mul(vectors * self.lanes, stride))
