@@ -115,6 +115,10 @@ def _halves(x: Any) -> tuple[Any, Any]:
     return upper, x - upper
 
 
+def _scale(x: Any, n: Any) -> Any:
+    return np.ldexp(x, np.nan_to_num(n).astype(np.int32))
+
+
 UNARY, BINARY, TERNARY = ("x",), ("x", "y"), ("x", "y", "z")
 
 _rows(BINARY, NUMBERS, add=np.add, sub=np.subtract, mul=np.multiply, div=_divide, rem=_remainder)
@@ -131,8 +135,7 @@ _rows(UNARY, f"{INTEGER} {BOOL}", not_=np.invert)
 _rows(BINARY, INTEGER, shl=_shift_left, shr=_shift_right)
 # x * 2**n for an integral n of x's own dtype, rounded once; n of a size that a dtype's exponents have.
 # `scale_normal` is for an x and a result that are normal numbers, or NaN.
-_rows(("x", "n"), FLOAT, scale=lambda x, n: np.ldexp(x, np.nan_to_num(n).astype(np.int32)))
-_rows(("x", "n"), FLOAT, scale_normal=lambda x, n: np.ldexp(x, np.nan_to_num(n).astype(np.int32)))
+_rows(("x", "n"), FLOAT, scale=_scale, scale_normal=_scale)
 # Of floats, `ne` is true where one is NaN, the others are false.
 _rows(BINARY, ANY, compares=True, eq=np.equal, ne=np.not_equal)
 _rows(BINARY, NUMBERS, compares=True, lt=np.less, le=np.less_equal)

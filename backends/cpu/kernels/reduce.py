@@ -44,9 +44,11 @@ _CHAINS = 4
 _LINE_BYTES = 64
 # Elements of a piece, about: long enough that the second stage costs nothing, short enough to share out.
 _PIECE = 1 << 15
-# Of tensors of so many elements, which no cache holds, totals of so many columns lie in the first-level cache; pieces
-# have so many rows then.
-_LARGE, _WIDE, _WIDE_PIECE = 1 << 22, 1 << 12, 64
+# Columns in a block whose totals registers hold, about.
+_NARROW = 64
+# Of tensors of so many elements, which no cache holds, with so many columns at least, totals of so many lie in the
+# first-level cache; pieces have so many rows then.
+_LARGE, _MANY_COLUMNS, _WIDE, _WIDE_PIECE = 1 << 22, 512, 1 << 12, 64
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def piece_length(along: Along, outer: Sequence[int], row: Sequence[int]) -> int:
     elements, rows = math.prod(row), math.prod(outer)
     read = elements * rows
     is_wide = along == "column" and reads_wide_blocks(outer, row)
-    width = _WIDE if is_wide else 64
+    width = _WIDE if is_wide else _NARROW
     if not row or has_many_rows(along, outer, width) or read < 4 * _PIECE or elements < 1024:
         return 0
     inner = elements // row[0] if row[0] else 1
@@ -139,7 +141,7 @@ def piece_length(along: Along, outer: Sequence[int], row: Sequence[int]) -> int:
     return steps if steps < row[0] else 0
 
 
-def has_many_rows(along: Along, outer: Sequence[int], width: int = 64) -> bool:
+def has_many_rows(along: Along, outer: Sequence[int], width: int = _NARROW) -> bool:
     """Whether threads find enough work without cutting rows; `width` is that of a block of columns."""
     return (math.prod(outer) if along == "row" else math.prod(outer[:-1]) * -(-outer[-1] // width)) >= 64
 
@@ -150,7 +152,7 @@ def reads_wide_blocks(outer: Sequence[int], row: Sequence[int]) -> bool:
     What registers hold totals of is a few lines of each row. If they come from memory, reading whole rows, one behind
     the other, is twice as fast.
     """
-    return bool(outer) and outer[-1] >= 512 and math.prod(outer) * math.prod(row) >= _LARGE
+    return bool(outer) and outer[-1] >= _MANY_COLUMNS and math.prod(outer) * math.prod(row) >= _LARGE
 
 
 def _widest(kernel: Reduce) -> DType:
@@ -199,10 +201,11 @@ class _ReduceBuilder(StridedBuilder):
         self.outers = [f"outer{axis}" for axis in range(len(kernel.outer))]
         self.vectors = _vectors(kernel, machine)
         self.width = _width(kernel, machine)
+        self.is_wide = _is_wide(kernel)
 
     def units(self) -> None:
         b, kernel = self.b, self.kernel
-        if _is_wide(kernel):
+        if self.is_wide:
             self.kept = [b.alloc(total.dtype, _WIDE) for total in kernel.totals]
         pieces: Operand = 1
         if kernel.piece != 0:
@@ -330,7 +333,7 @@ class _ReduceBuilder(StridedBuilder):
 
     def column_unit(self, indices: Sequence[Operand], piece: Operand, column: Operand) -> None:
         rest = self.b.sub(self.size(self.outers[-1]), column)
-        if _is_wide(self.kernel):
+        if self.is_wide:
             self.wide_columns(indices, piece, column, self.b.min(rest, _WIDE))
             return
         self.with_masks(rest, self.vectors, lambda masks: self.columns(indices, piece, column, masks))
@@ -341,12 +344,7 @@ class _ReduceBuilder(StridedBuilder):
         """A block of columns."""
         b, kernel = self.b, self.kernel
         last = len(kernel.outer) - 1
-        steps = {
-            name: self.stride(name, "outer", last)
-            for kind, views in (("x", kernel.operands), ("o", kernel.others), ("y", kernel.results))
-            for name in (f"{kind}{index}" for index in range(len(views)))
-        }
-        strides = [steps[name] for name in self.operand_names]
+        strides = [self.stride(name, "outer", last) for name in self.operand_names]
 
         def block(places: list[Operand], sums: list[Value]) -> list[Value]:
             following: list[Value] = []
@@ -364,15 +362,7 @@ class _ReduceBuilder(StridedBuilder):
         results = self.places("y", kernel.results, [*indices, column], piece)
         for v, mask in enumerate(masks):
             totals = sums[v * len(kernel.totals) : (v + 1) * len(kernel.totals)]
-            if kernel.epilogue is not None:
-                given = [
-                    self.load(f"o{index}", self.ahead(place, v, steps[f"o{index}"]), steps[f"o{index}"], mask)
-                    for index, place in enumerate(others)
-                ]
-                totals = list(kernel.epilogue(b, [*totals, *given]))
-            for index, place in enumerate(results):
-                step = steps[f"y{index}"]
-                self.store(totals[index], f"y{index}", self.ahead(place, v, step), step, mask)
+            self.finish_columns(totals, others, results, v * self.lanes, mask)
 
     def wide_columns(self, indices: Sequence[Operand], piece: Operand, column: Operand, columns: Operand) -> None:
         """A wide block of columns: each row is added to totals in memory, which stay in the first-level cache."""
@@ -398,7 +388,12 @@ class _ReduceBuilder(StridedBuilder):
         self.nest(self.rows, self.operand_names, starts, [], row, self.bounds(piece))
         others = self.places("o", kernel.others, [*indices, column])
         results = self.places("y", kernel.results, [*indices, column], piece)
-        self.each_vector(columns, lambda i, mask: self.finish_columns(others, results, i, mask))
+
+        def finish(i: Operand, mask: Value | None) -> None:
+            totals = [b.load(buffer, i, self.lanes, mask) for buffer in self.kept]
+            self.finish_columns(totals, others, results, i, mask)
+
+        self.each_vector(columns, finish)
 
     def each_vector(self, columns: Operand, work: Callable[[Operand, Value | None], None]) -> None:
         """`work` on each vector of so many columns, with a mask if they do not fill the last one."""
@@ -410,21 +405,23 @@ class _ReduceBuilder(StridedBuilder):
             work(i, b.tail_mask(b.index(b.sub(columns, i)), self.lanes))
 
     def finish_columns(
-        self, others: Sequence[Operand], results: Sequence[Operand], i: Operand, mask: Value | None
+        self,
+        totals: Sequence[Value],
+        others: Sequence[Operand],
+        results: Sequence[Operand],
+        i: Operand,
+        mask: Value | None,
     ) -> None:
-        """Store the results of the columns from `i` on."""
-        b, kernel, last = self.b, self.kernel, len(self.kernel.outer) - 1
-        totals = [b.load(buffer, i, self.lanes, mask) for buffer in self.kept]
-        if kernel.epilogue is not None:
-            given = []
-            for index, place in enumerate(others):
-                step = self.stride(f"o{index}", "outer", last)
-                given.append(self.load(f"o{index}", b.add(place, b.mul(i, step)), step, mask))
-            totals = list(kernel.epilogue(b, [*totals, *given]))
-        for index, place in enumerate(results):
-            step = self.stride(f"y{index}", "outer", last)
-            self.store(totals[index], f"y{index}", b.add(place, b.mul(i, step)), step, mask)
+        """Store the results of a vector of columns, from column `i` of a block on; `others` and `results` are the
+        places of its first one."""
+        b, epilogue, last = self.b, self.kernel.epilogue, len(self.kernel.outer) - 1
 
-    def ahead(self, place: Operand, vectors: int, stride: Operand) -> Operand:
-        further: Operand = self.b.add(place, self.b.mul(vectors * self.lanes, stride))
-        return further
+        def at(name: str, place: Operand) -> tuple[Operand, Operand]:
+            step = self.stride(name, "outer", last)
+            return b.add(place, b.mul(i, step)), step
+
+        if epilogue is not None:
+            given = [self.load(f"o{k}", *at(f"o{k}", place), mask) for k, place in enumerate(others)]
+            totals = list(epilogue(b, [*totals, *given]))
+        for k, place in enumerate(results):
+            self.store(totals[k], f"y{k}", *at(f"y{k}", place), mask)
